@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -82,9 +81,9 @@ def _network_problems(folder: Path, _state: tuple[int, ...]) -> tuple[str, ...]:
     try:
         class_name = network_config(folder)["_class_name"]
         Header.of(folder / NETWORK_WEIGHTS, "")
-        _, faults = _laid_out(getattr(diffusers, class_name), folder, None)
+        found = _laid_out(getattr(diffusers, class_name), folder, None)
         return (
-            *faults.problems("vae", NETWORK_WEIGHTS, class_name),
+            *_differing("vae", NETWORK_WEIGHTS, *found),
             *wrong_numbers(folder / NETWORK_WEIGHTS),
         )
     except UsageError as error:
@@ -212,9 +211,9 @@ def _of_part(
                 if model.variant in variants_of(folder / name, library)
                 else None
             )
-            parts[name], faults = _laid_out(cls, folder / name, variant)
+            parts[name], *differences = _laid_out(cls, folder / name, variant)
             where = f"{name}/{files[0].name}" if len(files) == 1 else f"{name}/"
-            yield from faults.problems(name, where, class_name)
+            yield from _differing(name, where, parts[name], *differences)
             for file in files:
                 yield from wrong_numbers(file, f"{name}/{file.name}")
     except UsageError as error:
@@ -223,40 +222,45 @@ def _of_part(
         yield f"{name}/: {_unmade(class_name, error)}"
 
 
-@dataclass(frozen=True)
-class _Faults:
-    """How the tensors of a file differ from those of a network, under the names that the library gives them."""
+def _differing(
+    part: str,
+    where: str,
+    network: Any,
+    missing: Collection[str],
+    unknown: Collection[str],
+    misshapen: Collection[tuple[str, Sequence[int], Sequence[int]]],
+    way: str = "fetch or save the model again",
+) -> Iterator[str]:
+    """Yields how the tensors of a file differ from those of a network, under the names that the library gives them.
 
-    missing: Collection[str]
-    unknown: Collection[str]
-    misshapen: Sequence[tuple[str, Sequence[int], Sequence[int]]]
-    """Name, the shape in the file, and the shape in the network."""
-    all_missing: bool
+    Those that a text encoder does not have are ignored, as its library does.
 
-    def problems(
-        self,
-        part: str,
-        where: str,
-        class_name: str,
-        way: str = "fetch or save the model again",
-    ) -> Iterator[str]:
-        """Yields what is wrong; tensors that a text encoder does not have are ignored, as its library does."""
-        if self.all_missing:
-            yield f"{where}: holds weights of another network: none of their names belongs to {class_name}"
-            return
-        if self.missing:
-            yield f"{where}: lacks {_listed(self.missing)}, which {class_name} needs, and nothing is filled in; {way}"
-        if self.misshapen:
-            name, stored, needed = min(self.misshapen)
-            yield (
-                f"{where}: {len(self.misshapen)} tensors are of other shapes than its config.json says, such as "
-                f"{name}: {list(stored)}, not {list(needed)}"
-            )
-        if self.unknown and not part.startswith("text_encoder"):
-            yield (
-                f"{where}: holds {_listed(self.unknown)}, which {class_name} of this configuration does not have: the "
-                "model is of another kind, and would be run without them"
-            )
+    Args:
+        part: the network's name in the pipeline.
+        where: the file.
+        network: the network.
+        missing: tensors that the file lacks.
+        unknown: tensors that the network does not have.
+        misshapen: name, the shape in the file, and the shape in the network.
+        way: what to do if tensors are missing.
+    """
+    class_name = type(network).__name__
+    if len(missing) >= len(network.state_dict()):
+        yield f"{where}: holds weights of another network: none of their names belongs to {class_name}"
+        return
+    if missing:
+        yield f"{where}: lacks {_listed(missing)}, which {class_name} needs, and nothing is filled in; {way}"
+    if misshapen:
+        name, stored, needed = min(misshapen)
+        yield (
+            f"{where}: {len(misshapen)} tensors are of other shapes than its config.json says, such as "
+            f"{name}: {list(stored)}, not {list(needed)}"
+        )
+    if unknown and not part.startswith("text_encoder"):
+        yield (
+            f"{where}: holds {_listed(unknown)}, which {class_name} of this configuration does not have: the "
+            "model is of another kind, and would be run without them"
+        )
 
 
 def _listed(names: Collection[str]) -> str:
@@ -268,8 +272,12 @@ def _listed(names: Collection[str]) -> str:
     )
 
 
-def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, _Faults]:
-    """Loads a network onto the meta device, as its library loads it but without values; returns it and its faults."""
+def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, ...]:
+    """Loads a network onto the meta device, as its library loads it but without values.
+
+    Returns:
+        the network; and the tensors that are missing, unknown and of other shapes, as `_differing` takes them.
+    """
     with quiet():
         network, info = cls.from_pretrained(
             folder,
@@ -280,18 +288,10 @@ def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, _Faults
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
+    misshapen = info["mismatched_keys"]
     # Of each tensor of another shape, transformers reports as missing what it would have filled in.
-    misshapen = [
-        (name, tuple(stored), tuple(needed))
-        for name, stored, needed in info["mismatched_keys"]
-    ]
-    missing = set(info["missing_keys"]) - {name for name, _, _ in misshapen}
-    return network, _Faults(
-        missing,
-        info["unexpected_keys"],
-        misshapen,
-        len(missing) >= len(network.state_dict()),
-    )
+    missing = {*info["missing_keys"]} - {key for key, _, _ in misshapen}
+    return network, missing, info["unexpected_keys"], misshapen
 
 
 def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
@@ -331,7 +331,10 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
             ):
                 yield f"{file.name}: {_OLDER_NAMES}"
                 continue
-            faults = _Faults(
+            yield from _differing(
+                name,
+                file.name,
+                network,
                 needed.keys() - stored.keys(),
                 {*(stored.keys() - needed.keys()), *unread},
                 [
@@ -339,10 +342,8 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
                     for key in needed.keys() & stored.keys()
                     if stored[key] != needed[key]
                 ],
-                not needed.keys() & stored.keys(),
+                "fetch the model again; one that was made with fewer layers, as SSD-1B, is read from its folder",
             )
-            way = "fetch the model again; one that was made with fewer layers, as SSD-1B, is read from its folder"
-            yield from faults.problems(name, file.name, class_name, way)
     yield from wrong_numbers(file)
 
 

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
@@ -13,38 +13,28 @@ import torch
 from sdopt.pipelines.parts import Pipeline, networks_of
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """The saved attributes of a module or scheduler: its methods, flags, hooks and layers.
+def _kept(owner: Any) -> Callable[[], None]:
+    """Saves the attributes of a module or scheduler: its methods, flags, hooks and layers. Returns what restores them.
 
     Tensors are excluded: replaced parameters must be freed, and the program may have moved buffers to another device.
     """
+    kind, attributes = type(owner), dict(vars(owner))
+    # The original dictionaries and sets are kept, because hook handles refer to them.
+    contents = [
+        (value, copy(value))
+        for name, value in attributes.items()
+        if type(value) in _CHANGING and name not in _TENSORS
+    ]
 
-    owner: Any
-    kind: type
-    attributes: dict[str, Any]
-    contents: list[tuple[Any, Any]]
-    """Each of its dictionaries and sets with a copy; the original object is kept, because hook handles refer to it."""
-
-    @classmethod
-    def of(cls, owner: Any) -> "_Kept":
-        attributes = dict(vars(owner))
-        changing = [
-            value
-            for name, value in attributes.items()
-            if type(value) in _CHANGING and name not in _TENSORS
-        ]
-        return cls(
-            owner, type(owner), attributes, [(value, copy(value)) for value in changing]
-        )
-
-    def restore(self) -> None:
-        self.owner.__class__ = self.kind
-        vars(self.owner).clear()
-        vars(self.owner).update(self.attributes)
-        for value, content in self.contents:
+    def restore() -> None:
+        owner.__class__ = kind
+        vars(owner).clear()
+        vars(owner).update(attributes)
+        for value, content in contents:
             value.clear()
             value.update(content)
+
+    return restore
 
 
 _CHANGING = (dict, OrderedDict, set)
@@ -110,8 +100,8 @@ class Snapshot:
 
     cls: type
     parts: dict[str, Any]
-    kept: list[_Kept]
-    """The scheduler and the modules of all networks."""
+    kept: list[Callable[[], None]]
+    """Each restores the scheduler, or a module of one of the networks."""
     weights: dict[str, list[_Weight]]
     """The parameters of each network."""
 
@@ -124,7 +114,7 @@ class Snapshot:
         return cls(
             type(pipe),
             dict(pipe.components),
-            [_Kept.of(owner) for owner in (pipe.scheduler, *modules)],
+            list(map(_kept, (pipe.scheduler, *modules))),
             weights,
         )
 
@@ -153,8 +143,8 @@ class Snapshot:
         pipe.__class__ = self.cls
         for name, part in self.parts.items():
             setattr(pipe, name, part)
-        for kept in self.kept:
-            kept.restore()
+        for restore in self.kept:
+            restore()
         for weight in chain(*self.weights.values()):
             weight.restore()
 
