@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,21 +43,6 @@ UNREAD = "what its header names"
 _UNREADABLE = {"format": "unreadable"}
 
 
-@dataclass(frozen=True)
-class EightBits:
-    """What a file says of its weights of 8 bits.
-
-    Attributes:
-        of_weights: for each scaled weight, the name of its scale.
-        beside: names of what is no weight.
-        wrong: what cannot be read; one line at most.
-    """
-
-    of_weights: Mapping[str, str] = field(default_factory=dict)
-    beside: frozenset[str] = frozenset()
-    wrong: list[str] = field(default_factory=list)
-
-
 def formats_in(file: Path, header: Header) -> dict[str, dict[str, Any]]:
     """Returns how a file says that its layers are stored, by their names in it.
 
@@ -92,8 +76,10 @@ def _object_in(text: str | bytes) -> dict[str, Any]:
     return said if isinstance(said, dict) else _UNREADABLE
 
 
-def scales_of(header: Header, formats: Mapping[str, Mapping[str, Any]]) -> EightBits:
-    """Returns which scale belongs to which weight of a network, and what cannot be read.
+def scales_of(
+    header: Header, formats: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, str], list[str]]:
+    """Returns the name of the scale of each scaled weight of a network, and what cannot be read, one line at most.
 
     A weight is its numbers of 8 bits times its scale: one number, or one for each row. Where nothing speaks of scales,
     numbers of 8 bits are the weights themselves.
@@ -104,20 +90,20 @@ def scales_of(header: Header, formats: Mapping[str, Mapping[str, Any]]) -> Eight
     """
     scales: dict[str, str] = {}
     if line := header.other_format:
-        return EightBits(wrong=[f"{line}: {_WAY}"])
+        return {}, [f"{line}: {_WAY}"]
     for name in header.shapes:
         for end in _SCALE:
             if name.endswith(end):
                 scales[f"{name.removesuffix(end)}.weight"] = name
-    beside = frozenset(name for name in header.shapes if _is_beside(name))
+    beside = frozenset(filter(is_beside, header.shapes))
     marked = bool(scales or formats) or any(map(_is_marker, beside))
     wrong = (_unknown(formats) or _unread(header, scales, beside, marked)) or _unfit(
         header, scales
     )
-    return EightBits(scales, beside, wrong)
+    return scales, wrong
 
 
-def _is_beside(name: str) -> bool:
+def is_beside(name: str) -> bool:
     """Returns whether a tensor is no weight, but belongs to one."""
     return name.endswith((*_SCALE, *_BESIDE)) or _is_marker(name)
 
@@ -183,7 +169,7 @@ def multiplied(
 
     weights = {}
     for name, tensor in tensors.items():
-        if _is_beside(name):
+        if is_beside(name):
             continue
         if name in scales:
             scale = tensors[scales[name]].to(torch.float32)

@@ -18,8 +18,8 @@ from sdopt.pipelines.originals import pipeline_in, prefix_in
 from sdopt.pipelines.scales import (
     MARKER,
     UNREAD,
-    EightBits,
     formats_in,
+    is_beside,
     multiplied,
     scales_of,
 )
@@ -61,10 +61,10 @@ class Stored:
         shapes = {name: whole.shapes[key] for name, key in self.names.items()}
         return Header(whole.metadata, types, shapes)
 
-    def scales(self) -> EightBits:
-        """Returns which scale belongs to which weight, and what cannot be read; blocks of GGUF files hold their own."""
+    def scales(self) -> tuple[dict[str, str], list[str]]:
+        """Returns the scales of weights, and what cannot be read: see `scales_of`; blocks of GGUF files hold their own."""
         if self.file.suffix == ".gguf":
-            return EightBits()
+            return {}, []
         formats = _formats(self.file, state_of(self.file))
         of_layers = {UNREAD: formats[UNREAD]} if UNREAD in formats else {}
         for name, key in self.names.items():
@@ -82,7 +82,8 @@ class Stored:
 
         with safe_open(self.file, "pt") as opened:
             tensors = {name: opened.get_tensor(key) for name, key in self.names.items()}
-        return multiplied(tensors, self.scales().of_weights)
+        scales, _ = self.scales()
+        return multiplied(tensors, scales)
 
     def _blocks(self) -> dict[str, torch.Tensor]:
         """Reads a GGUF file, whose matrices stay in blocks: their first dimension is that of the rows."""
@@ -120,10 +121,10 @@ class Stored:
         """Returns tensors of the same shapes, without values and without scales."""
         import torch
 
-        beside = self.scales().beside
+        in_blocks = self.file.suffix == ".gguf"
         tensors = {}
         for name, shape in self.header().shapes.items():
-            if name not in beside:
+            if in_blocks or not is_beside(name):
                 tensors[name] = torch.empty(shape, device="meta")
         return tensors
 

@@ -153,7 +153,8 @@ def problems(model: Model, folder: Path) -> list[str]:
 
 def _problems_of(part: str, stored: Stored, folder: Path) -> list[str]:
     blocks = unread_blocks(stored.file) if stored.file.suffix == ".gguf" else []
-    if wrong := blocks or stored.scales().wrong:
+    _, unread = stored.scales()
+    if wrong := blocks or unread:
         return wrong
     if part.startswith("text_encoder"):
         _, faults = _text_encoder(stored.empty(), part, folder, None)
