@@ -13,7 +13,7 @@ import torch
 
 from sdopt.assembly import Assembly
 from sdopt.errors import UsageError, require_texts
-from sdopt.library.planning import PipelinePlan, plan_for
+from sdopt.library.planning import plan_for
 from sdopt.library.process import ProcessChanges
 from sdopt.library.state import (
     APPLIED,
@@ -27,7 +27,7 @@ from sdopt.library.state import (
 )
 from sdopt.measure.generators import kept_generators
 from sdopt.measure.trace import trace_call
-from sdopt.options.base import Optimization
+from sdopt.options.base import Optimization, loading_arguments
 from sdopt.pipelines.parts import cast, device_of, place
 from sdopt.pipelines.snapshot import Snapshot
 from sdopt.record.choices import as_choice
@@ -110,7 +110,7 @@ def optimize(
     prompts = as_prompts(prompts)
     if not groups:
         raise UsageError('name an option, as in sdopt.optimize(pipe, precision="bf16")')
-    plan = plan_for(
+    assembly, ctx, parts = plan_for(
         pipe,
         groups,
         overrides,
@@ -118,38 +118,33 @@ def optimize(
         None if config_dir is None else Path(config_dir),
     )
     before, process = Snapshot.of(pipe), ProcessChanges()
-    assembly = Assembly(pipe, plan.options, choices=plan.choices)
     try:
         with process.noted():
-            _apply(assembly, plan, prompts)
+            _apply(assembly, parts, prompts)
     except Exception as error:
         process.put_back()
-        begun = dict(islice(plan.options.items(), len(assembly.proofs) + 1))
-        if _lost(begun, plan.choices, before):
+        begun = dict(islice(assembly.options.items(), len(assembly.proofs) + 1))
+        if _lost(begun, assembly.choices, before):
             error.add_note(
                 "The pipeline has been changed and cannot be restored: load it again."
             )
         else:
             before.restore(pipe)
         raise
-    keep(
-        pipe,
-        Optimized(
-            assembly, dict(plan.choices), plan.ctx, before, prompts, process=process
-        ),
-    )
+    keep(pipe, Optimized(assembly, ctx, before, prompts, process=process))
     return pipe
 
 
-def _apply(assembly: Assembly, plan: PipelinePlan, prompts: Sequence[str]) -> None:
-    """Applies the options of a plan: first what they ask for at loading, then they themselves."""
+def _apply(
+    assembly: Assembly, parts: Mapping[str, Any], prompts: Sequence[str]
+) -> None:
+    """Applies options to a pipeline: first what they ask for at loading, then they themselves."""
     pipe = assembly.pipe
-    pipe.scheduler = plan.scheduler
     # Options ask where the pipeline computes, and the device of offloaded weights does not show that.
     place(pipe, str(pipe.device), on_host=False)
-    if plan.dtype is not None:
-        cast(pipe, plan.dtype)
-    for name, part in plan.parts.items():
+    if dtype := loading_arguments(assembly.options.values()).get("dtype"):
+        cast(pipe, dtype)
+    for name, part in parts.items():
         setattr(
             pipe,
             name,
@@ -220,7 +215,7 @@ def prove(
         tuple(
             Evidence(
                 axis,
-                optimized.choices[axis],
+                optimized.assembly.choices[axis],
                 finding.engaged,
                 finding.summary,
                 finding.facts,
@@ -275,7 +270,8 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
             raise UsageError(
                 "cannot be undone: another pipeline of the same parts has options applied since: undo it"
             )
-    if lost := _lost(optimized.assembly.options, optimized.choices, optimized.before):
+    applied = optimized.assembly
+    if lost := _lost(applied.options, applied.choices, optimized.before):
         raise UsageError(
             [
                 f"cannot be undone: {problem}; load the pipeline again"

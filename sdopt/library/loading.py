@@ -79,8 +79,8 @@ def load(
     usual = _defaults(planned)
     if prompts:
         assembly.prepare_inputs([*prompts, *filter(None, [usual["negative_prompt"]])])
-    ctx, choices = planned.context(probed), dict(planned.choices)
-    keep(assembly.pipe, Optimized(assembly, choices, ctx, None, prompts, usual))
+    ctx = planned.context(probed)
+    keep(assembly.pipe, Optimized(assembly, ctx, None, prompts, usual))
     return assembly.pipe
 
 

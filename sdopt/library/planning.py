@@ -1,12 +1,13 @@
 """Plans what options do to a pipeline: composes and checks them, and fetches their files; nothing is changed yet."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sdopt.assembly import Assembly
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import optimization_options, override_of
 from sdopt.config.overrides import group_of, key_of
@@ -35,34 +36,19 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 
-@dataclass(frozen=True)
-class PipelinePlan:
-    """What is to be done to a pipeline.
-
-    Attributes:
-        options: by axis, in the order in which they are applied; `choices` has their names.
-        ctx: what their conflicts were decided from.
-        scheduler: the pipeline's own, or the one that takes its place.
-        dtype: the type that the weights are cast to; None if they keep theirs.
-        parts: the components, by name, that replace the pipeline's own.
-    """
-
-    options: Mapping[str, Optimization]
-    choices: Mapping[str, str]
-    ctx: Context
-    scheduler: Any
-    dtype: torch.dtype | None
-    parts: Mapping[str, Any]
-
-
 def plan_for(
     pipe: "DiffusionPipeline",
     groups: Mapping[str, str | Sequence[str]],
     overrides: Sequence[str],
     prompts: Sequence[str],
     folder: Path | None,
-) -> PipelinePlan:
-    """Returns what `optimize` does to a pipeline; its arguments are described there, and the errors that it raises."""
+) -> tuple[Assembly, Context, dict[str, Any]]:
+    """Returns what `optimize` does to a pipeline; its arguments are described there, and the errors that it raises.
+
+    Returns:
+        the options, to be applied to the pipeline; what their conflicts were decided from; and the components, by name,
+        that take the place of the pipeline's own.
+    """
     _require_applicable(groups, overrides, folder)
     if reasons := list(as_loaded(pipe, networks_of(pipe))):
         raise ConflictError(reasons)
@@ -101,10 +87,10 @@ def plan_for(
     _require(ctx, named, [])
     dtype: torch.dtype | None = loading_arguments(options.values()).get("dtype")
     others = dtype or denoiser_of(pipe).dtype
-    parts: dict[str, Any] = {}
+    parts = {"scheduler": scheduler}
     for option in options.values():
         parts |= option.parts_for(pipe, model, others)
-    return PipelinePlan(options, variant.choices, ctx, scheduler, dtype, parts)
+    return Assembly(pipe, options, choices=variant.choices), ctx, parts
 
 
 def _require_applicable(

@@ -41,7 +41,6 @@ class Optimized:
     """The options that were applied to a pipeline, and the state before; None if it was loaded with them."""
 
     assembly: Assembly
-    choices: dict[str, str]
     ctx: Context
     before: Snapshot | None
     prompts: tuple[str, ...] = ()
@@ -61,7 +60,7 @@ class Optimized:
         self, pipe: "DiffusionPipeline", call: Mapping[str, Any]
     ) -> None:
         """Raises UsageError for a call that an option cannot make as it is asked for."""
-        named = named_as_chosen(self.assembly.options, self.choices)
+        named = named_as_chosen(self.assembly.options, self.assembly.choices)
         asked = _defaults_of(type(pipe)) | dict(call)
         problems: list[str] = []
         for name, option in named.items():
