@@ -317,7 +317,7 @@ def usual_encoding(pipe: Pipeline) -> list[str]:
 
 def no_lora(pipe: Pipeline) -> list[str]:
     """For options that load a LoRA: diffusers would switch another one off, or fuse it too."""
-    if not any(lora_layers(network) for network in networks_of_a_lora(pipe)):
+    if not lora_layers(*networks_of_a_lora(pipe)):
         return []
     return [
         "this pipeline has a LoRA already, which would no longer count: unload it, or fuse it into the weights"

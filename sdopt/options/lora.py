@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,9 +87,7 @@ class NoLora(Optimization):
     @override
     def apply(self, pipe: Pipeline) -> Proof:
         def proof(trace: Trace) -> Finding:
-            layers = sum(
-                len(lora_layers(network)) for network in networks_of_a_lora(pipe)
-            )
+            layers = len(lora_layers(*networks_of_a_lora(pipe)))
             return Finding(
                 not layers,
                 f"{layers} layers with a LoRA" if layers else "no layer has a LoRA",
@@ -276,12 +275,10 @@ class Fused(Lora):
         # Keeps no text encoder alive that `memory=precomputed_embeddings` removes.
         networks = [weakref.ref(network) for network in networks_of_a_lora(pipe)]
         before = _all_sums(networks)
-        trained = [
-            weight
-            for network in networks_of_a_lora(pipe)
-            for weight in network.parameters()
-            if weight.requires_grad
-        ]
+        weights = chain.from_iterable(
+            network.parameters() for network in networks_of_a_lora(pipe)
+        )
+        trained = [weight for weight in weights if weight.requires_grad]
         self._load(pipe, self.names[0])
         parts = [
             name
@@ -307,9 +304,7 @@ class Fused(Lora):
             )
             # A text encoder is removed only after it has encoded all prompts, with the LoRA in its weights.
             removed = sum(networks[number]() is None for number, _ in fused)
-            left = sum(
-                len(lora_layers(network)) for network in networks_of_a_lora(pipe)
-            )
+            left = len(lora_layers(*networks_of_a_lora(pipe)))
             summary = f"{changed} weights include the LoRA; {left} separate LoRA layers"
             summary += (
                 f"; {removed} weights of text encoders that were removed included it"
@@ -539,8 +534,7 @@ class Hotswap(Lora):
 
 def _adapter_finding(pipe: Pipeline, trace: Trace) -> Finding:
     """Checks whether LoRA layers exist, are active, and ran; in compiled code, whether they changed the images."""
-    networks = networks_of_a_lora(pipe)
-    layers = [layer for network in networks for layer in lora_layers(network)]
+    layers = lora_layers(*networks_of_a_lora(pipe))
     active = sum(
         _NAME in layer.active_adapters and not layer.disable_adapters
         for layer in layers
@@ -621,7 +615,7 @@ def encoding_noted(pipe: Pipeline) -> Iterator[None]:
         for each in text_encoders_of(pipe)
         if getattr(each, "_hf_peft_config_loaded", False)
     ]
-    layers = [layer for network in networks for layer in lora_layers(network)]
+    layers = lora_layers(*networks)
     with _running(layers) as ran:
         yield
     pipe.__dict__[_ENCODING] = len(layers), len(ran)
@@ -632,15 +626,19 @@ def lora_in_text_encoders(pipe: Pipeline) -> bool:
     return bool(vars(pipe).get(_ENCODING, (0, 0))[0])
 
 
+def _note(ran: set[int], number: int, *_: Any) -> None:
+    ran.add(number)
+
+
 @contextmanager
 def _running(layers: Sequence[Any]) -> Iterator[set[int]]:
     """Collects, by their numbers, the LoRA layers that compute their update in the block."""
     ran: set[int] = set()
-    handles = [
-        matrix.register_forward_hook(lambda *_, number=number: ran.add(number))
-        for number, layer in enumerate(layers)
-        for matrix in layer.lora_A.values()
-    ]
+    handles = []
+    for number, layer in enumerate(layers):
+        for matrix in layer.lora_A.values():
+            note = functools.partial(_note, ran, number)
+            handles.append(matrix.register_forward_hook(note))
     try:
         yield ran
     finally:

@@ -505,7 +505,8 @@ class PrecomputedEmbeddings(Optimization):
         with torch.no_grad(), encoding_noted(pipe):
             texts = (*prompts, "") if both else tuple(prompts)
             encoded = {text: _encoded(pipe, text, device, call) for text in texts}
-            negative_of = {
+            negative_of: dict[str | None, dict[str, Embeddings]] = {None: {}}
+            negative_of |= {
                 text: _encoded_as_negative(pipe, text, device, call, encoded[text])
                 for text in texts
             }
@@ -559,7 +560,7 @@ class PrecomputedEmbeddings(Optimization):
                 raise UsageError(
                     f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded"
                 )
-            beside = [{} if text is None else negative_of[text] for text in negatives]
+            beside = [negative_of[text] for text in negatives]
             rows = [
                 encoded[text] | more for text, more in zip(texts, beside, strict=True)
             ]

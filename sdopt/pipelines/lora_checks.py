@@ -334,11 +334,10 @@ def _arrived(pipe: Any) -> tuple[dict[tuple[_Mark, ...], list[float]], list[str]
     Also names what is empty.
     """
     found: defaultdict[tuple[_Mark, ...], list[float]] = defaultdict(list)
-    for path, layer in (
-        found
-        for network in networks_of_a_lora(pipe)
-        for found in network.named_modules()
-    ):
+    modules: list[tuple[str, Any]] = []
+    for network in networks_of_a_lora(pipe):
+        modules += network.named_modules()
+    for path, layer in modules:
         if not has_adapter(layer) or _ADAPTER not in getattr(layer, "lora_A", {}):
             continue
         own = {

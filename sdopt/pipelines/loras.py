@@ -34,9 +34,12 @@ def networks_of_a_lora(pipe: Pipeline) -> list[torch.nn.Module]:
     ]
 
 
-def lora_layers(denoiser: Any) -> list[Any]:
-    """Returns the layers of a denoiser that have a LoRA beside their weights."""
-    return [layer for layer in unwrapped(denoiser).modules() if has_adapter(layer)]
+def lora_layers(*networks: Any) -> list[Any]:
+    """Returns the layers of networks that have a LoRA beside their weights."""
+    layers: list[Any] = []
+    for network in networks:
+        layers += filter(has_adapter, unwrapped(network).modules())
+    return layers
 
 
 def has_adapter(layer: torch.nn.Module) -> bool:
