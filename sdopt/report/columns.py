@@ -130,8 +130,8 @@ def speed_cell(row: Row, look: TableView | None = None) -> Cell:
 def memory_cell(row: Row, look: TableView | None = None) -> Cell:
     """Returns how much more or less memory a variant takes than the baseline, and its peak."""
     peak = ""
-    if row.headline_memory and row.status.timed:
-        peak = gib_text(row.headline_memory[1])
+    if row.peak_gib is not None and row.status.timed:
+        peak = gib_text(row.peak_gib)
     return (
         Cell(share_text(row.memory.interval.estimate), f"({peak})")
         if row.memory

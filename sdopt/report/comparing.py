@@ -152,12 +152,8 @@ def _cells(row: Row, per_image: bool) -> list[Cell | str]:
     """Returns the status, the time, the speed-up and the memory of a variant."""
     interval = row.image_time if per_image else row.latency
     speedup = row.over_baseline.get(SPEEDUP.name)
-    time = memory = ""
-    if interval:
-        time, _ = seconds_parts(interval)
-    if row.headline_memory:
-        _, gib = row.headline_memory
-        memory = gib_text(gib)
+    time = seconds_parts(interval)[0] if interval else ""
+    memory = "" if row.peak_gib is None else gib_text(row.peak_gib)
     return [word(row.variant.status), time, speedup.text if speedup else "", memory]
 
 

@@ -38,7 +38,9 @@ def notes_of(summary: Summary) -> Iterator[str]:
     tails = "; ".join(_tails(summary))
     if tails:
         yield f"Slowest call of a process (tail latency), over that of the reference's: {tails}."
-    for peak in sorted(_peaks(result)):
+    for peak in sorted(
+        {process.peak[0] for process in result.measurements if process.peak}
+    ):
         what = (
             "memory_gib of the folders' tables" if result.is_imported else _MEMORY[peak]
         )
@@ -77,17 +79,6 @@ def _tails(summary: Summary) -> Iterator[str]:
                 continue
             shape = f" at {at_shape.shape}" if row.further else ""
             yield f"{compared(summary.result, row)} {ratio.text}{shape}"
-
-
-def _peaks(result: StudyResult) -> set[str]:
-    """Returns the names of the peaks from which memory ratios are computed."""
-    names = set()
-    for variant in result.variants:
-        for measurement in variant.measurements:
-            if measurement.peak:
-                name, _ = measurement.peak
-                names.add(name)
-    return names
 
 
 def _effects_notes(result: StudyResult) -> Iterator[str]:
@@ -279,12 +270,12 @@ def _rounds_note(result: StudyResult) -> str:
     """Returns how many rounds other work on the machine disturbed, and how they were handled; "" if none was."""
     counts = count_rounds(result)
     limit = result.config.protocol.interference
-    if counts is None or limit is None or not counts.disturbed:
+    if limit is None or not counts.get("disturbed"):
         return ""
     causes = {
-        "waiting for a core": counts.waited,
-        "time that the hypervisor gave to other machines": counts.stolen,
-        "other processes on the GPU": counts.on_gpu,
+        "waiting for a core": counts["waited"],
+        "time that the hypervisor gave to other machines": counts["stolen"],
+        "other processes on the GPU": counts["on_gpu"],
     }
     # Several causes together may exceed the limit that none of them does alone.
     least = limit if max(causes.values()) > limit else 0.0
@@ -294,12 +285,14 @@ def _rounds_note(result: StudyResult) -> str:
             reasons.append(f"{cause} up to {100 * share:.{int(share < 0.1)}f} %")
     reasons.append(f"limit {100 * limit:g} %")
     uses = []
-    if counts.left_out:
-        uses.append(f"{counts.left_out} left out")
-    if counts.undecided:
-        uses.append(f"{counts.undecided} used anyway, because too few were undisturbed")
+    if counts["left_out"]:
+        uses.append(f"{counts['left_out']} left out")
+    if counts["undecided"]:
+        uses.append(
+            f"{counts['undecided']} used anyway, because too few were undisturbed"
+        )
     return (
-        f"Disturbed by other work: {counts.disturbed} of {counts.timed} rounds "
+        f"Disturbed by other work: {counts['disturbed']} of {counts['timed']} rounds "
         f"({', '.join(reasons)}); {', '.join(uses)}."
     )
 

@@ -109,12 +109,12 @@ def _paper_row(row: Row) -> dict[str, str]:
             else f" [{interval.low:.2f}, {interval.high:.2f}]"
         )
         speedup = f"{interval.estimate:.2f}{bounds}"
-    latency, memory = row.latency, row.headline_memory
+    latency, memory = row.latency, row.peak_gib
     return {
         "variant": row.name,
         "speed-up": speedup,
         "time (s)": f"{latency.estimate:.3g}" if latency else "",
-        "memory (GiB)": f"{memory[1]:.3g}" if memory else "",
+        "memory (GiB)": f"{memory:.3g}" if memory else "",
         "images": str(row.images or ""),
     }
 

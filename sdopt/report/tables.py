@@ -110,10 +110,7 @@ def shapes_table(summary: Summary) -> Table | None:
 
 def _shape_cells(row: Row) -> tuple[Cell | str, ...]:
     figures = row.figures
-    memory = first = ""
-    if row.headline_memory:
-        _, gib = row.headline_memory
-        memory = gib_text(gib)
+    first = ""
     if "latency/cold_start_s" in figures:
         first = seconds_text(Interval(figures["latency/cold_start_s"]))
     compiled = _graphs_text(figures.get("compile/graphs"))
@@ -123,7 +120,7 @@ def _shape_cells(row: Row) -> tuple[Cell | str, ...]:
         str(row.shape),
         row.name,
         Cell(*seconds_parts(row.time)) if row.time else "",
-        memory,
+        "" if row.peak_gib is None else gib_text(row.peak_gib),
         first,
         compiled,
         _graphs_text(figures.get("compile/recompiles")),
@@ -406,13 +403,13 @@ _CLAIMED = {
 def _claim_cells(claim: PublishedClaim) -> tuple[Cell | str, ...]:
     name, unit = _CLAIMED[claim.measure]
     published = printed = ""
-    if claim.figure.value:
-        value = claim.figure.value.value
+    if claim.value:
+        value = claim.value.value
         number = f"{value:g}" if claim.measure == MEMORY else f"{value:.2f}"
-        below = "<" if claim.figure.value.below else ""
+        below = "<" if claim.value.below else ""
         published = f"{below}{number}{unit}"
-    if claim.figure.printed:
-        printed = f"{claim.figure.printed}, {claim.place}"
+    if claim.printed:
+        printed = f"{claim.printed}, {claim.place}"
     here: Cell | str = ""
     if claim.measured:
         here = Cell(f"{claim.measured.estimate:.2f}{unit}", bounds_text(claim.measured))

@@ -100,13 +100,11 @@ def _judged_entry(
         losses[other] = [of_other[objective] for objective in objectives]
     interval = row.speedup.interval if row.speedup else None
     entry = entry_of(candidate, fate, _because(row, finding), [finding])
-    memory_gib = entry.memory_gib
-    if row.headline_memory is not None:
-        _, memory_gib = row.headline_memory  # as the tables of its study have it
     return replace(
         entry,
         judged=True,
-        memory_gib=memory_gib,
+        # As the tables of its study have it.
+        memory_gib=entry.memory_gib if row.peak_gib is None else row.peak_gib,
         low=interval.low if interval else None,
         high=interval.high if interval else None,
         on_front=name in front_of(losses),

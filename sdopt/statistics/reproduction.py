@@ -42,16 +42,8 @@ Reproduction = Literal[
 """Whether one published figure was reproduced here."""
 
 
-@dataclass(frozen=True)
-class _Figure:
-    """One figure of a published table; without a value if the run ran out of memory, or the table has none."""
-
-    measure: str
-    """`speedup`, `memory_ratio`, or `memory`: a limit in GB."""
-    printed: str
-    """The article's own figures, as in `8.0 s → 4.1 s`."""
-    value: Printed | None
-    out_of_memory: bool = False
+_Figure = tuple[str, str, Printed | str | None]
+"""A figure of a published table: of which measure, as printed, and its value: `OOM`, or None if the table has none."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +57,15 @@ class PublishedClaim:
     gpu: str
     """The article's card; "" if it gives no figure."""
     place: str
-    figure: _Figure
+    measure: str
+    """`speedup`, `memory_ratio`, or `memory`: a limit in GB."""
+    printed: str
+    """The article's own figures, as in `8.0 s → 4.1 s`."""
+    value: Printed | None
+    """None if the article's run ran out of memory, or the table has none."""
     measured: Interval | None
     verdict: Reproduction
     reason: str
-
-    @property
-    def measure(self) -> str:
-        """What it is a figure of: see `_Figure.measure`."""
-        return self.figure.measure
 
 
 _PUBLISHED: TypeAdapter[Published] = TypeAdapter(Published)
@@ -155,7 +147,7 @@ def _figures_of(
         yield (
             PublishedTable(place="", gpus=[]),
             "",
-            _Figure(SPEEDUP.name, "", None),
+            (SPEEDUP.name, "", None),
         )
 
 
@@ -177,7 +169,7 @@ def _figures_in(table: PublishedTable, row: Row, column: int) -> Iterator[_Figur
     line = table.memory_limit_gb.get(row.variant.name)
     limit = read_figure(line, column)
     if line and isinstance(limit, Printed):
-        yield _Figure(MEMORY, f"{line.split()[column]} GB", limit)
+        yield MEMORY, f"{line.split()[column]} GB", limit
 
 
 def _speedup(table: PublishedTable, row: Row, column: int) -> _Figure | None:
@@ -187,15 +179,16 @@ def _speedup(table: PublishedTable, row: Row, column: int) -> _Figure | None:
         saved = read_figure(table.time_saved.get(name), column)
         if isinstance(saved, Printed):
             text = table.time_saved[name].split()[column]
-            return _Figure(
-                SPEEDUP.name,
-                f"{text} % of the time saved",
-                _factor_of(saved),
+            # The speed-up of a share of the time that is saved, in per cent.
+            value, low, high = (
+                1 / (1 - share / 100) for share in (saved.value, saved.low, saved.high)
             )
+            speedup = Printed(value, low, high, saved.below)
+            return SPEEDUP.name, f"{text} % of the time saved", speedup
         factor = read_figure(table.speedup.get(name), column)
         if isinstance(factor, Printed):
             text = table.speedup[name].split()[column]
-            return _Figure(SPEEDUP.name, f"×{text}", factor)
+            return SPEEDUP.name, f"×{text}", factor
     return _quotient(
         SPEEDUP.name,
         table.time,
@@ -203,16 +196,6 @@ def _speedup(table: PublishedTable, row: Row, column: int) -> _Figure | None:
         column,
         table.unit,
         more=table.unit == "it/s",
-    )
-
-
-def _factor_of(saved: Printed) -> Printed:
-    """Returns the speed-up of a share of the time that is saved, in per cent."""
-    return Printed(
-        value=1 / (1 - saved.value / 100),
-        low=1 / (1 - saved.low / 100),
-        high=1 / (1 - saved.high / 100),
-        below=saved.below,
     )
 
 
@@ -237,7 +220,7 @@ def _quotient(
     if reference is None or candidate is None:
         return None
     if "OOM" in (candidate, reference):
-        return _Figure(measure, printed, None, out_of_memory=True)
+        return measure, printed, "OOM"
     if isinstance(candidate, str) or isinstance(reference, str):
         return None
     over, under = (candidate, reference) if more else (reference, candidate)
@@ -246,7 +229,7 @@ def _quotient(
         low=over.low / under.high,
         high=over.high / under.low,
     )
-    return _Figure(measure, printed, quotient)
+    return measure, printed, quotient
 
 
 def _judged(
@@ -258,8 +241,9 @@ def _judged(
     figure: _Figure,
 ) -> PublishedClaim:
     """Returns the claim for one published figure: with the measured figure beside it, and the verdict."""
+    measure, printed, value = figure
     at_shape = _at_shape(row, table)
-    measured = _measured(at_shape, figure.measure) if at_shape else None
+    measured = _measured(at_shape, measure) if at_shape else None
     not_run = _not_run(result, row, figure)
     if not_run is not None:
         verdict, reason = not_run
@@ -270,11 +254,13 @@ def _judged(
         verdict, reason = _verdict(result, published, at_shape, figure, measured, gpu)
     return PublishedClaim(
         variant=row.variant.name,
-        reference="" if figure.measure == MEMORY else row.reference,
+        reference="" if measure == MEMORY else row.reference,
         shape=table.shape,
         gpu=gpu,
         place=table.place,
-        figure=figure,
+        measure=measure,
+        printed=printed,
+        value=value if isinstance(value, Printed) else None,
         measured=measured,
         verdict=verdict,
         reason=reason,
@@ -311,29 +297,26 @@ def _verdict(
     gpu: str,
 ) -> _Reasoned:
     """Judges a figure of a comparison whose two sides both ran."""
-    if figure.out_of_memory:
+    measure, _, value = figure
+    if isinstance(value, str):
         reason = f"{gpu} ran out of memory, and this machine did not"
         return "not judged", reason
-    if figure.value is None:
+    if value is None:
         return "no figure", "the article gives none"
     differing = _differing(result, published.setup)
     if differing:
         reason = f"measured here with {', '.join(differing)}"
         return "not judged", reason
     memory, _ = row.headline_memory or ("", 0.0)
-    if figure.measure != SPEEDUP.name and memory != "peak_allocated_gib":
+    if measure != SPEEDUP.name and memory != "peak_allocated_gib":
         reason = "here the memory of a process on a CPU, in the article that of a GPU"
         return "not judged", reason
     sides = [row.variant, result.variant(row.reference)]
     by_image = any(side.skips_by_image for side in sides)
-    if (
-        figure.measure == SPEEDUP.name
-        and by_image
-        and row.variant.config.random_weights
-    ):
+    if measure == SPEEDUP.name and by_image and row.variant.config.random_weights:
         reason = "how many steps are skipped depends on the images, and untrained weights make others"
         return "not judged", reason
-    return _compared(figure.measure, figure.value, measured)
+    return _compared(measure, value, measured)
 
 
 def _differing(result: StudyResult, setup: PublishedSetup) -> list[str]:
@@ -355,11 +338,12 @@ def _differing(result: StudyResult, setup: PublishedSetup) -> list[str]:
 
 def _not_run(result: StudyResult, row: Row, figure: _Figure) -> _Reasoned | None:
     """Returns why one of the sides has no figure here; running out of memory may be what the article reports, too."""
+    measure, _, value = figure
     sides = [row.variant]
-    if figure.measure != MEMORY:
+    if measure != MEMORY:
         sides.append(result.variant(row.reference))
     statuses = [side.status for side in sides]
-    if figure.out_of_memory and Status.OUT_OF_MEMORY in statuses:
+    if value == "OOM" and Status.OUT_OF_MEMORY in statuses:
         return "reproduced", "ran out of memory here too"
     reasons = []
     for side in sides:

@@ -138,6 +138,11 @@ class Row:
     # Figures.
 
     @property
+    def peak_gib(self) -> float | None:
+        """The peak from which memory ratios are computed; None where it was not measured."""
+        return self.headline_memory[1] if self.headline_memory else None
+
+    @property
     def flat(self) -> Mapping[str, float]:
         """The figures of a variant that was measured: a sweeper may optimise them, and a tracker logs some.
 

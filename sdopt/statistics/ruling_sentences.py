@@ -86,12 +86,12 @@ def sentence(ruling: Ruling, worst: str = "", drift: bool = False) -> str:
         return f"{subject(ruling)} cannot be told: {ruling.doubt}"
     if ruling.rule in _QUESTIONS and ruling.verdict is not Verdict.FAIL:
         return f"{subject(ruling)} cannot be told: {ruling.reason}"
-    if ruling.verdict is Verdict.NOT_COMPARABLE:
-        return _unjudged(ruling)
-    if ruling.rule == "must pay":
-        return _payoff_sentence(ruling)
     if ruling.rule in CHECKS:
         return f"{CHECKS[ruling.rule]}: {ruling.reason}"
+    if ruling.verdict is Verdict.NOT_COMPARABLE:
+        return f"{subject(ruling)} was not judged: {ruling.reason}"
+    if ruling.rule == "must pay":
+        return _payoff_sentence(ruling)
     text = _of_figures(ruling, drift)
     if worst and ruling.verdict is Verdict.FAIL:
         text += f", most of all for “{worst}”"
@@ -325,9 +325,3 @@ def subject(ruling: Ruling) -> str:
         return f"Whether images differ ({ruling.metric})"
     words = CHECKS.get(ruling.rule, ruling.rule)
     return f"Whether {lower(words)}" if ruling.rule in _QUESTIONS else words
-
-
-def _unjudged(ruling: Ruling) -> str:
-    if ruling.rule in CHECKS:
-        return f"{CHECKS[ruling.rule]}: {ruling.reason}"
-    return f"{subject(ruling)} was not judged: {ruling.reason}"

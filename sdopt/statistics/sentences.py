@@ -101,23 +101,16 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
         not row.command
     ):  # of images and times of other programs, and of what no command composes
         return text
-    when = " while nothing else runs here" if _disturbed(row) else ""
-    return f"{text} To confirm it, measure it again{when}: `{_deciding(row)}`."
-
-
-def _deciding(row: Row) -> str:
-    """Returns the command that measures a variant again, with the prompts that would settle what is open."""
     rulings = row.judgement.rulings if row.judgement else []
-    needed = [ruling.prompts for ruling in rulings if ruling.prompts]
-    if not needed or max(needed) > TOO_MANY_PROMPTS:
-        return row.command
-    return f"{row.command} quality.prompt_count={max(needed)}"
-
-
-def _disturbed(row: Row) -> bool:
-    rulings = row.judgement.rulings if row.judgement else []
-    verdicts = [ruling.verdict for ruling in rulings if ruling.rule == UNDISTURBED]
-    return any(verdict is not Verdict.PASS for verdict in verdicts)
+    command, when = row.command, ""
+    for ruling in rulings:
+        if ruling.rule == UNDISTURBED and ruling.verdict is not Verdict.PASS:
+            when = " while nothing else runs here"
+    # With the prompts that would settle what is open.
+    needed = max((ruling.prompts or 0 for ruling in rulings), default=0)
+    if 0 < needed <= TOO_MANY_PROMPTS:
+        command += f" quality.prompt_count={needed}"
+    return f"{text} To confirm it, measure it again{when}: `{command}`."
 
 
 def lacking_text(row: Row) -> str:
@@ -214,17 +207,13 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
     if row.speedup is None or row.speed is None:
         return f"{name} was not measured ({row.because})"
     speed = _speed_text(row, baseline)
-    if row.speed is not Speed.FASTER and _saves_memory(row):
+    saves_memory = MEMORY_RATIO in map(measure_named, row.gains)
+    if row.speed is not Speed.FASTER and saves_memory:
         text = f"{name} {memory}, {speed}"
     else:
         verb = ":" if row.speed is Speed.CLOSE else " is"
         text = ", ".join(filter(None, [f"{name}{verb} {speed}", memory]))
     return f"{text}; {images}" if images else text
-
-
-def _saves_memory(row: Row) -> bool:
-    measures = [measure_named(gain) for gain in row.gains]
-    return MEMORY_RATIO in measures
 
 
 def _speed_text(row: Row, baseline: Row | None) -> str:

@@ -79,10 +79,9 @@ def share_text(ratio: float) -> str:
 
 def memory_text(row: "Row") -> str:
     """Returns the peak of memory, and by how much it differs from the baseline's; "" if it was not measured."""
-    if row.headline_memory is None:
+    if row.peak_gib is None:
         return ""
-    _, peak = row.headline_memory
-    text = gib_text(peak)
+    text = gib_text(row.peak_gib)
     ratio = row.over_baseline.get(MEMORY_RATIO.name)
     if ratio is None:
         return text

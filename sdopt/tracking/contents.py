@@ -104,14 +104,20 @@ def study_tags(summary: Summary) -> dict[str, str]:
         "sdopt.commit": (environment.sdopt_commit or "none")
         + ("+dirty" if environment.sdopt_dirty else ""),
         "sdopt.sessions": str(len(result.sessions)),
-        **({"sdopt.disturbed": str(bool(counts.undecided)).lower()} if counts else {}),
+        **(
+            {"sdopt.disturbed": str(bool(counts["undecided"])).lower()}
+            if counts
+            else {}
+        ),
         **(
             {"sdopt.floor": " to ".join(dict.fromkeys(f"{end:.4f}" for end in floors))}
             if floors
             else {}
         ),
         **(
-            {"sdopt.rounds": f"{counts.timed} timed, {counts.disturbed} disturbed"}
+            {
+                "sdopt.rounds": f"{counts['timed']} timed, {counts['disturbed']} disturbed"
+            }
             if counts
             else {}
         ),
@@ -347,8 +353,8 @@ def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]
     if row.decision is not None:
         metrics["gate/passed"] = float(row.decision is Decision.PASS)
     if variant.status.measured:
-        if row.headline_memory is not None:
-            _, metrics["memory_gib"] = row.headline_memory
+        if row.peak_gib is not None:
+            metrics["memory_gib"] = row.peak_gib
         for at in row.further:
             for name, ratio in at.over_baseline.items():
                 if ratio.measure.claim:

@@ -119,12 +119,10 @@ class TestFigures:
         self, article: Article, table: dict[str, Any], speedup: float
     ) -> None:
         claim = article(reference="baseline", **table)[0]
-        value = known(claim.figure.value)
+        value = known(claim.value)
         assert value.value == pytest.approx(speedup)
         assert value.low < value.value < value.high
-        assert ("time_saved" in table) == claim.figure.printed.endswith(
-            " % of the time saved"
-        )
+        assert ("time_saved" in table) == claim.printed.endswith(" % of the time saved")
 
     @pytest.mark.parametrize(
         ("table", "problem"),
@@ -209,7 +207,7 @@ class TestVerdicts:
         ]
         assert claim.verdict == "not run"
         assert "needs a CUDA device" in claim.reason
-        assert (claim.figure.value is None, claim.measured) == (False, None)
+        assert (claim.value is None, claim.measured) == (False, None)
         result.variant("baseline").status = Status.KILLED
         claim = article(time=TIMES)[0]
         assert (claim.verdict, claim.reason) == (
@@ -270,7 +268,7 @@ class TestMemory:
         result.comparisons[0].shapes[0].memory_ratio = Interval(ratio, ratio, ratio)
         claim = article(memory_gb={"baseline": "28.09", "bfloat16": "21.72"})[0]
         assert claim.verdict == verdict
-        assert claim.figure.printed == "28.09 GB → 21.72 GB"
+        assert claim.printed == "28.09 GB → 21.72 GB"
 
     @pytest.mark.parametrize(
         ("gib", "verdict"),

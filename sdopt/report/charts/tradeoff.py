@@ -126,7 +126,7 @@ def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any
             "loss": loss,
             "speed": speed,
             "kind": kind,
-            "memory": gib_text(row.headline_memory[1]) if row.headline_memory else "",
+            "memory": "" if row.peak_gib is None else gib_text(row.peak_gib),
             "speed_text": row.speedup.text if row.speedup else "",
             "latency": f"{seconds_text(time)}{unit_text(row.per_image)}" if time else "",
             "loss_text": "the reference itself" if itself else metric_text(row, metric),
