@@ -21,7 +21,7 @@ def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
     reference = result.variant(comparison.reference)
     pairs = flattened(paired(candidate, reference))
     images = [_images(candidate), _images(reference)]
-    data = _digest([list(map(_times, pairs)), images])
+    data = short_digest(json.dumps([list(map(_times, pairs)), images]).encode())
     seen: list[str] = []
     for look in result.looks:
         of_these = (look.candidate, look.reference) == (candidate.name, reference.name)
@@ -57,10 +57,6 @@ def _images(variant: VariantResult) -> list[tuple[int, int]]:
 
 def _prompts(images: Sequence[tuple[int, int]]) -> int:
     return len({prompt for prompt, _ in images})
-
-
-def _digest(content: object) -> str:
-    return short_digest(json.dumps(content).encode())
 
 
 def record_look(result: StudyResult, look: Look, verdict: Verdict) -> None:

@@ -48,7 +48,9 @@ class GivingUp:
     def _try_at(self, process: VariantProcess, shape_index: int, limit: float) -> bool:
         """Returns whether a process is shown to be slower at a shape."""
         samples = process.measurement.shapes[shape_index]
-        more_images = self._more_images(process)
+        # A call of the process may make as many times as many images as one of the baseline.
+        plain = self._session.result.baseline_variant
+        more_images = process.row.config.images_per_call / plain.config.images_per_call
         beside = [seconds * more_images for seconds in self._known(shape_index)]
         baseline = self._baseline
         cold_s = self._cold_s(process, shape_index)
@@ -79,14 +81,6 @@ class GivingUp:
                 ]
         times = times_slower(samples.trial_s, samples.trial_beside_s)
         return times is not None and times > limit
-
-    def _more_images(self, process: VariantProcess) -> float:
-        """Returns how many times as many images a call of a process makes as one of the baseline."""
-        result = self._session.result
-        return (
-            process.row.config.images_per_call
-            / result.baseline_variant.config.images_per_call
-        )
 
     def _call(self, process: VariantProcess, shape_index: int) -> list[float]:
         """Makes a warm call; returns its seconds less what other work took of it, or nothing if it failed."""

@@ -120,7 +120,8 @@ def measure_missing(study: Study, schedule: Schedule) -> None:
             # Complete rounds are kept, paired within their own session.
             schedule = session.after(error)
         finally:
-            session.kill_all()
+            for process in session.processes:
+                process.kill()
 
 
 def first_schedule(protocol: Protocol, machine: Machine) -> Schedule:

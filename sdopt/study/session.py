@@ -378,11 +378,6 @@ class Session:
         for process in self.processes:
             process.stop()
 
-    def kill_all(self) -> None:
-        """Ends all workers at once."""
-        for process in self.processes:
-            process.kill()
-
     # ------------------------------------------------------------------------------------------------------ requests
 
     def ask_each(
