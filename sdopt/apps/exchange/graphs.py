@@ -268,11 +268,9 @@ class _Graph:
         Of a graph whose samplers nobody knows, all are.
         """
         unknown = not any(map(self.is_sampler, self.inputs.values()))
-        linked = {
-            self.source(value)
-            for inputs in self.inputs.values()
-            for value in inputs.values()
-        }
+        linked: set[str | None] = set()
+        for inputs in self.inputs.values():
+            linked.update(map(self.source, inputs.values()))
         making: dict[int, Inputs] = {}
         for name, end in self.inputs.items():
             if name in linked:

@@ -70,8 +70,9 @@ def partners(
 
 def _number(picture: ImportedPicture) -> list[str | int]:
     """Returns the name of a file in which numbers count as such: 9 comes before 10, and 0009 is 9."""
-    parts = re.split(r"(\d+)", picture.file.stem)
-    return [int(part) if part.isdigit() else part for part in parts]
+    parts: list[str | int] = [*re.split(r"(\d+)", picture.file.stem)]
+    parts[1::2] = map(int, parts[1::2])
+    return parts
 
 
 def copies_in(folders: Sequence[Sequence[ImportedPicture]]) -> dict[int, int]:
@@ -139,13 +140,13 @@ def _by_origin(
 
 def _require_one_origin(picture: ImportedPicture, partner: ImportedPicture) -> None:
     """Raises UsageError if two images of one name are of other seeds or prompts, as far as both tell them."""
-    told: dict[str, tuple[object, object]] = {
+    compared: dict[str, tuple[object, object]] = {
         "seed": (picture.seed, partner.seed),
         "prompt": (picture.prompt, partner.prompt),
     }
-    if None not in told["prompt"]:
-        told["negative prompt"] = (picture.negative, partner.negative)
-    for what, (mine, other) in told.items():
+    if None not in compared["prompt"]:
+        compared["negative prompt"] = (picture.negative, partner.negative)
+    for what, (mine, other) in compared.items():
         if None not in (mine, other) and mine != other:
             raise UsageError(
                 f"{partner.file}: was made from another {what} than {picture.file} ({other} against {mine}); compare "
@@ -335,6 +336,10 @@ _NEARER = 0.5
 """An image belongs to another partner if it differs from that one by less than this share."""
 
 
+def _reduced(pictures: Sequence[ImportedPicture]) -> np.ndarray:
+    return np.stack([picture.looks.reduced for picture in pictures])
+
+
 def require_alike(
     first: Sequence[ImportedPicture], second: Sequence[ImportedPicture]
 ) -> None:
@@ -346,10 +351,7 @@ def require_alike(
     """
     if len(first) < 2:
         return
-    mine, other = (
-        np.stack([picture.looks.reduced for picture in side])
-        for side in (first, second)
-    )
+    mine, other = map(_reduced, (first, second))
     _require_own_partners(
         first, second, np.stack([_distances(one, other) for one in mine])
     )

@@ -41,7 +41,7 @@ class ImportedRow:
 
     def text(self, *names: str) -> str | None:
         """Returns a text; None where the table has none."""
-        found = next(
+        value = next(
             (
                 self.values[name]
                 for name in names
@@ -49,45 +49,53 @@ class ImportedRow:
             ),
             None,
         )
-        return None if found is None else str(found)
+        return None if value is None else str(value)
 
     def need(self, *names: str) -> str:
         """Returns a text that each row must have. Raises UsageError if it is missing."""
-        found = self.text(*names)
-        if found is None:
+        value = self.text(*names)
+        if value is None:
             columns = ", ".join(self.values) or "none"
             raise UsageError(f"{self.place}: no {names[0]}; columns: {columns}")
-        return found
+        return value
 
     def number(self, *names: str) -> float | None:
         """Returns a finite number; None where the table has none. Raises UsageError if it is something else."""
-        found = self.text(*names)
-        if found is None:
+        text = self.text(*names)
+        if text is None:
             return None
         try:
-            value = float(found)
+            value = float(text)
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
             advice = (
-                f" (write {found.replace(',', '.')})" if found.count(",") == 1 else ""
+                f" (write {text.replace(',', '.')})" if text.count(",") == 1 else ""
             )
             raise UsageError(
-                f"{self.place}: {names[0]} is '{found}', which is not a number{advice}"
+                f"{self.place}: {names[0]} is '{text}', which is not a number{advice}"
             )
         return value
 
     def whole(self, *names: str) -> int | None:
         """Returns a whole number, of any length as seeds are; None where the table has none. Raises UsageError."""
-        found = self.text(*names)
+        text = self.text(*names)
         try:
             return (
-                None if found is None else int(found.removesuffix(".0"))
+                None if text is None else int(text.removesuffix(".0"))
             )  # as pandas writes it beside empty cells
         except ValueError:
             raise UsageError(
-                f"{self.place}: {names[0]} is '{found}', which is not a whole number"
+                f"{self.place}: {names[0]} is '{text}', which is not a whole number"
             ) from None
+
+
+def columns_of(rows: Iterable[ImportedRow]) -> list[str]:
+    """Returns the names of all columns of a table, each once."""
+    columns: dict[str, None] = {}
+    for row in rows:
+        columns |= dict.fromkeys(row.values)
+    return list(columns)
 
 
 def read_table(file: Path) -> list[ImportedRow]:
@@ -108,7 +116,7 @@ def read_table(file: Path) -> list[ImportedRow]:
 
 def _csv_rows(file: Path, text: str) -> list[ImportedRow]:
     head = text.partition("\n")[0]
-    delimiter = next((each for each in ",;\t" if each in head), ",")
+    delimiter = next((sign for sign in ",;\t" if sign in head), ",")
     # A prompt may hold what `str.splitlines` takes for the end of a line.
     reader = csv.DictReader(
         io.StringIO(text, newline=""), strict=True, delimiter=delimiter
@@ -123,22 +131,19 @@ def _csv_rows(file: Path, text: str) -> list[ImportedRow]:
         raise UsageError(
             f"{file}: has several columns of the name {twice}; keep one of them"
         )
+    imported = []
     for line, row in rows:
         if None in row or None in row.values():
             raise UsageError(
                 f"{file}:{line}: has not as many values as there are names; quote values with commas"
             )
-    return [
-        ImportedRow(
-            f"{file}:{line}",
-            {name.strip().lower(): value for name, value in row.items()},
-        )
-        for line, row in rows
-    ]
+        values = {name.strip().lower(): value for name, value in row.items()}
+        imported.append(ImportedRow(f"{file}:{line}", values))
+    return imported
 
 
 def _json_rows(file: Path, text: str) -> list[ImportedRow]:
-    found = []
+    rows = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -148,13 +153,13 @@ def _json_rows(file: Path, text: str) -> list[ImportedRow]:
             raise UsageError(f"{file}:{number}: {error}") from error
         if not isinstance(row, dict):
             raise UsageError(f"{file}:{number}: is not an object")
-        found.append(
+        rows.append(
             ImportedRow(
                 f"{file}:{number}",
                 {str(name).strip().lower(): value for name, value in row.items()},
             )
         )
-    return found
+    return rows
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
@@ -248,10 +253,10 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
         raise UsageError(
             f"{folder}: several images are named {twice}; keep one of them"
         )
-    own = origins_logged(folder) | origins_in(folder)
+    recorded = origins_logged(folder) | origins_in(folder)
     table, listed_rows = _table_in(folder)
     if table is None:
-        return [_as_it_says(file, own=own.get(file.name)) for file in files]
+        return [_as_it_says(file, own=recorded.get(file.name)) for file in files]
     rows = [(Path(row.need(*_FILE_COLUMNS)).name, row) for row in listed_rows]
     by_name, there = dict(rows), {file.name for file in files}
     if twice := repeated(name for name, _ in rows):
@@ -272,17 +277,17 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
             "seed"
         )  # a table is written to be read, so what it says wrongly is an error
         listed = origin_from("table", row.values)
-        pictures.append(_as_it_says(file, listed, own.get(file.name)))
+        pictures.append(_as_it_says(file, listed, recorded.get(file.name)))
     return pictures
 
 
 def unread_below(folders: Sequence[Path]) -> Iterator[str]:
     """Yields a line for each of some folders within which further folders hold images, which are not read."""
-    given = {folder.resolve() for folder in folders}
+    resolved = {folder.resolve() for folder in folders}
     for folder in folders:
         counts: dict[str, int] = {}
         for below in sorted(folder.iterdir()):
-            if below.name.startswith(".") or below.resolve() in given:
+            if below.name.startswith(".") or below.resolve() in resolved:
                 continue
             count = _images_in(below)
             if count:

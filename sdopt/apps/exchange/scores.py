@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.apps.exchange.own import settings_of_variant
-from sdopt.apps.exchange.pictures import ImportedRow, read_table
+from sdopt.apps.exchange.pictures import ImportedRow, columns_of, read_table
 from sdopt.apps.exchange.times import TIMES
 from sdopt.errors import UnavailableError, UsageError, os_problem
 from sdopt.quality.by_prompt import by_prompt
@@ -56,11 +56,9 @@ def export(result: StudyResult, folder: Path, target: Path) -> None:
         raise UsageError(replaced)
     require_new(target)
     try:
-        listed = [
-            row
-            for variant in pictured
-            for row in _written(result, variant, folder, target)
-        ]
+        listed = []
+        for variant in pictured:
+            listed += _written(result, variant, folder, target)
         _write(target / _IMAGES, _COLUMNS, listed)
     except OSError as error:
         raise UnavailableError(os_problem(error, target)) from error
@@ -83,35 +81,31 @@ def _written(
     result: StudyResult, variant: VariantResult, folder: Path, target: Path
 ) -> list[list[Any]]:
     images = variant.config.images_per_call
-    own = target / folder_name(variant.name)
-    while own.exists():  # another variant's name differs only by signs
-        own = own.with_name(f"{own.name}_")
-    own.mkdir(parents=True)
+    images_folder = target / folder_name(variant.name)
+    while images_folder.exists():  # another variant's name differs only by signs
+        images_folder = images_folder.with_name(f"{images_folder.name}_")
+    images_folder.mkdir(parents=True)
     rows = []
     for record in variant.images:
         source = inside(folder, record.path)
         name = f"{record.prompt_index:05d}_{record.image_index:02d}{source.suffix}"
-        shutil.copyfile(source, own / name)
+        shutil.copyfile(source, images_folder / name)
         rows.append([variant.name, name, record.prompt, record.negative, record.seed])
     settings = settings_of_variant(result, variant)
     listed = [[*row[1:], *settings.values()] for row in rows]
-    _write(own / "prompts.csv", [*_COLUMNS[1:], *settings], listed)
+    _write(images_folder / "prompts.csv", [*_COLUMNS[1:], *settings], listed)
     where = _where(result, variant)
-    timed = [
-        [
-            *where.values(),
-            measured.replicate,
-            call.round,
-            call.seconds / images,
-            "" if measured.peak is None else measured.peak[1],
-        ]
-        for measured in variant.measurements
-        for call in measured.shapes[0].calls
-        if not call.left_out
-    ]
+    timed = []
+    for process in variant.measurements:
+        peak = "" if process.peak is None else process.peak[1]
+        for call in process.shapes[0].calls:
+            if not call.left_out:
+                seconds = call.seconds / images
+                place = process.replicate, call.round
+                timed.append([*where.values(), *place, seconds, peak])
     if timed:
         _write(
-            own / TIMES,
+            images_folder / TIMES,
             (*where, "replicate", "round", "seconds", "memory_gib"),
             timed,
         )
@@ -155,9 +149,10 @@ def import_scores(
         UsageError: a row names no image of the study, or an image of a variant has no value.
     """
     rows = read_table(table)
-    named = dict.fromkeys(name for row in rows for name in row.values)
     columns = [
-        name for name in named if name not in _COLUMNS and not _INDEX.fullmatch(name)
+        name
+        for name in columns_of(rows)
+        if name not in _COLUMNS and not _INDEX.fullmatch(name)
     ]
     lower = {name.lower() for name in lower_is_better}
     if unknown := sorted(lower - {*columns}):
@@ -169,25 +164,23 @@ def import_scores(
             f"{table}: has no column of scores beside {', '.join(_COLUMNS)}"
         )
     _require_directions(table, columns, lower)
-    names = {
-        column: f"{'penalty' if column in lower else 'score'}_{slug(column)}"
-        for column in columns
-    }
+    kinds = dict.fromkeys(columns, "score") | dict.fromkeys(lower, "penalty")
+    names = {column: f"{kind}_{slug(column)}" for column, kind in kinds.items()}
     if len({*names.values()}) < len(names):
         raise UsageError(
             f"{table}: of {', '.join(columns)} several would be one metric; rename them"
         )
-    found: dict[str, dict[str, ImportedRow]] = {}
+    by_variant: dict[str, dict[str, ImportedRow]] = {}
     for row in rows:
         variant = result.variant(row.need("variant"))
         record = _image(variant, row)
-        if record.path in found.setdefault(variant.name, {}):
+        if record.path in by_variant.setdefault(variant.name, {}):
             raise UsageError(
                 f"{row.place}: this image of '{variant.name}' has a row already"
             )
-        found[variant.name][record.path] = row
-    before = {name: dict(result.variant(name).quality) for name in found}
-    for name, by_path in found.items():
+        by_variant[variant.name][record.path] = row
+    before = {name: dict(result.variant(name).quality) for name in by_variant}
+    for name, by_path in by_variant.items():
         variant = result.variant(name)
         if lacking := [
             record for record in variant.images if record.path not in by_path
@@ -231,7 +224,7 @@ def _drop_verdicts(
     changed: set[str] = set()
     for name, scores in before.items():
         now = result.variant(name).quality
-        changed.update(each for each in scores if scores[each] != now.get(each))
+        changed.update(metric for metric in scores if scores[metric] != now.get(metric))
     for judgement in result.judgements:
         if any(ruling.metric in changed for ruling in judgement.rulings):
             result.gate, result.judgements = "", []

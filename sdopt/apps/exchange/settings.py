@@ -286,7 +286,9 @@ SETTINGS = (
 )
 """Settings that decide what an image shows or how long it takes. What only makes it faster is the option's own."""
 
-_BY_KEY = {key: setting for setting in SETTINGS for key in setting.keys}
+_BY_KEY: dict[str, Setting] = {}
+for _setting in SETTINGS:
+    _BY_KEY |= dict.fromkeys(_setting.keys, _setting)
 
 _NOT_SAID = (
     "",
@@ -437,7 +439,7 @@ def others_apart(
             values = first.get(name, "none"), second.get(name, "none")
             if values[0] != values[1] and plain_key(name) not in allowed:
                 counts.setdefault(name, Counter())[values] += 1
-    return [_in_words(name, found, total) for name, found in counts.items()]
+    return [_in_words(name, count, total) for name, count in counts.items()]
 
 
 def _in_words(name: str, counts: Counter[tuple[str, str]], total: int) -> str:
@@ -481,8 +483,8 @@ def differing(
     for (first_program, first), (second_program, second) in pairs:
         total += 1
         apart = _apart(first, second, are_one_form(first_program, second_program))
-        told = first.get("VAE"), second.get("VAE")
-        if first_program != second_program and None in told:
+        named = first.get("VAE"), second.get("VAE")
+        if first_program != second_program and None in named:
             apart.pop("VAE", None)  # which forks choose by other means
         for name, values in apart.items():
             counts.setdefault(name, Counter())[values] += 1
@@ -542,9 +544,9 @@ def named_settings(text: str) -> list[str]:
 def require_known(names: Collection[str], others: Collection[str]) -> None:
     """Raises UsageError if one of the names is neither a setting nor among `others`, which images have."""
     known = [setting.name for setting in SETTINGS]
-    own = {plain_key(name) for name in others}
+    columns = {plain_key(name) for name in others}
     for name in names:
-        if name not in known and plain_key(name) not in own:
+        if name not in known and plain_key(name) not in columns:
             raise UsageError(
                 f"--changes {name}: unknown setting; choose from {', '.join((*known, *others))}"
             )

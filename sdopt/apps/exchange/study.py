@@ -147,7 +147,7 @@ def import_study(
     copied = _names_of_copies(first, copies)
     first = sides[0].pictures
     claims = _claims(sides)
-    replicates = {number for side in sides for number in side.times.replicates}
+    replicates = set[int]().union(*(side.times.replicates for side in sides))
     thresholds = {name: getattr(config.protocol, name) for name in THRESHOLDS}
     config = replace(
         config,
@@ -195,10 +195,7 @@ def import_study(
         environment=environment,
         config=config,
         variants=rows,
-        comparisons=[
-            Comparison(row.name, BASELINE, "nothing" if row.is_control else row.name)
-            for row in rows[1:]
-        ],
+        comparisons=list(map(_comparison, rows[1:])),
         baseline=BASELINE,
     )
     if result.control is not None:
@@ -238,16 +235,16 @@ def _names_of_copies(
     """Returns the names of the files that are copies, by that of the file that counts."""
     names: dict[str, list[str]] = {}
     for position, earlier in copies.items():
-        own = names.setdefault(first[earlier].file.name, [])
-        own.append(first[position].file.name)
+        copies_of = names.setdefault(first[earlier].file.name, [])
+        copies_of.append(first[position].file.name)
     return names
 
 
 def _digest(pictures: Sequence[ImportedPicture]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for picture in pictures:
-        found.update(hashlib.sha256(picture.file.read_bytes()).digest())
-    return found.hexdigest()[:16]
+        digest.update(hashlib.sha256(picture.file.read_bytes()).digest())
+    return digest.hexdigest()[:16]
 
 
 def _require_pictures(first: ImportedPicture, side: _Side) -> None:
@@ -287,10 +284,8 @@ def _require_chance_alone(first: Sequence[ImportedPicture], side: _Side) -> None
     Raises:
         UsageError: settings or file formats differ.
     """
-    mine, other = (
-        common_format(picture.written for picture in pictures)
-        for pictures in (first, side.pictures)
-    )
+    mine = common_format(picture.written for picture in first)
+    other = common_format(picture.written for picture in side.pictures)
     unlike = list(side.unlike)
     name = other.named_beside(mine)
     if name != mine.name and (mine.lossy or other.lossy):
@@ -300,6 +295,10 @@ def _require_chance_alone(first: Sequence[ImportedPicture], side: _Side) -> None
             f"{side.folder}: was not made like the baseline, so that more than chance would differ: "
             f"{', '.join(unlike)}; make it with the same settings, and save both as PNG"
         )
+
+
+def _comparison(row: VariantResult) -> Comparison:
+    return Comparison(row.name, BASELINE, "nothing" if row.is_control else row.name)
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -316,16 +315,13 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _names_beside(sides: Sequence[_Side]) -> list[str]:
     """Returns the names that programs and tables of times give to what may differ on purpose."""
-    names = [
-        name
-        for side in sides
-        for picture in side.pictures
-        for name in picture.origin.others
-    ]
-    wired = [
-        picture for side in sides for picture in side.pictures if picture.origin.wiring
-    ]
-    names += [LINKS] if wired else []
+    origins = []
+    for side in sides:
+        origins += [picture.origin for picture in side.pictures]
+    names: list[str] = []
+    for origin in origins:
+        names += origin.others
+    names += [LINKS] if any(origin.wiring for origin in origins) else []
     for side in sides:
         names += names_of_columns(side.times.rows)
     return list(dict.fromkeys(names))
@@ -368,13 +364,15 @@ def _copied(
     asked = [
         (picture.prompt or picture.file.stem, picture.negative) for picture in first
     ]
-    numbers = {each: number for number, each in enumerate(dict.fromkeys(asked))}
+    numbers = {
+        prompt_asked: number for number, prompt_asked in enumerate(dict.fromkeys(asked))
+    }
     counts: dict[int, int] = {}
     target = output / "images" / f"{number:02d}"
     target.mkdir(parents=True, exist_ok=True)
     records: list[ImageRecord] = []
-    for mine, theirs, each in zip(side.pictures, first, asked, strict=True):
-        prompt = numbers[each]
+    for mine, theirs, prompt_asked in zip(side.pictures, first, asked, strict=True):
+        prompt = numbers[prompt_asked]
         path = target / f"{len(records):05d}{mine.file.suffix.lower()}"
         shutil.copyfile(mine.file, path)
         image = counts[prompt] = counts.get(prompt, -1) + 1
@@ -392,12 +390,9 @@ def judgeable(
     result: StudyResult, rules: dict[str, list[Rule]]
 ) -> tuple[dict[str, list[Rule]], list[str]]:
     """Returns the rules of a gate that can be applied to what was given, and the metrics of those that are left out."""
-    claims = {
-        claim
-        for row in result.variants
-        for promise in row.promises.values()
-        for claim in promise.claims
-    }
+    claims = set[str]()
+    for row in result.variants:
+        claims.update(*(promise.claims for promise in row.promises.values()))
     left_out = ["latents_error"]
     left_out += [] if "latency" in claims else _OF_CALLS
     left_out += [] if "memory" in claims else ["memory_ratio"]
@@ -406,13 +401,10 @@ def judgeable(
         if all(record.prompt for record in result.baseline_variant.images)
         else ["clip_score"]
     )
-    kept = {
-        contract: [rule for rule in own if rule.metric not in left_out]
-        for contract, own in rules.items()
-    }
-    contracts = {row.contract for row in result.candidates}
-    return kept, [
-        name
-        for name in left_out
-        if any(r.metric == name for c in contracts for r in rules.get(c, []))
-    ]
+    applied = {}
+    for contract, of_contract in rules.items():
+        applied[contract] = [r for r in of_contract if r.metric not in left_out]
+    metrics = set[str]()
+    for candidate in result.candidates:
+        metrics.update(rule.metric for rule in rules.get(candidate.contract, []))
+    return applied, [name for name in left_out if name in metrics]

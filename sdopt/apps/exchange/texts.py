@@ -89,11 +89,11 @@ _COMMENT = "exif:UserComment"
 def _of_xmp(text: str) -> Iterator[tuple[str, str]]:
     """Yields the description of XMP, and its user comment, as Draw Things writes it."""
     for name, tag in (("description", "dc:description"), ("usercomment", _COMMENT)):
-        found = re.search(rf"(?s)<{tag}>(.*?)</{tag}>", text)
-        if found:
-            yield name, html.unescape(re.sub(r"<[^>]*>", "", found[1])).strip()
-        elif tag == _COMMENT and (found := re.search(rf'{tag}="([^"]*)"', text)):
-            yield name, html.unescape(found[1])
+        match = re.search(rf"(?s)<{tag}>(.*?)</{tag}>", text)
+        if match:
+            yield name, html.unescape(re.sub(r"<[^>]*>", "", match[1])).strip()
+        elif tag == _COMMENT and (match := re.search(rf'{tag}="([^"]*)"', text)):
+            yield name, html.unescape(match[1])
 
 
 def text_beside(file: Path) -> str:

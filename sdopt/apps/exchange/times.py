@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from statistics import median
 
-from sdopt.apps.exchange.pictures import ImportedRow, read_table
+from sdopt.apps.exchange.pictures import ImportedRow, columns_of, read_table
 from sdopt.apps.exchange.settings import number_or_word, plain_key, settings_of
 from sdopt.errors import UsageError
 from sdopt.record.samples import Call, Measurement, Memory, ShapeSamples
@@ -38,9 +38,7 @@ class TimesTable:
     @property
     def tells_images(self) -> bool:
         """Whether it says how many images calls made."""
-        return any(
-            plain_key(name) in _AMOUNTS for row in self.rows for name in row.values
-        )
+        return not _AMOUNTS.isdisjoint(map(plain_key, columns_of(self.rows)))
 
     @property
     def replicates(self) -> dict[int, list[ImportedRow]]:
@@ -67,7 +65,7 @@ class TimesTable:
         return keys
 
 
-_WARM_UP = ("warmup", "iswarmup", "coldstart", "iscold")
+_WARM_UP = frozenset(("warmup", "iswarmup", "coldstart", "iscold"))
 """Columns that tell which calls are of a process that is not warm yet."""
 
 _NO = ("", "0", "false", "no", "none", "nan")
@@ -82,8 +80,7 @@ def times_in(folder: Path) -> TimesTable:
     """
     file = folder / TIMES
     rows = read_table(file) if file.is_file() else []
-    named = {plain_key(name) for row in rows for name in row.values}
-    if named.isdisjoint(_WARM_UP):
+    if _WARM_UP.isdisjoint(map(plain_key, columns_of(rows))):
         table = TimesTable(file, rows)
         _require_warm(table)
         return table
@@ -91,8 +88,10 @@ def times_in(folder: Path) -> TimesTable:
 
 
 def _warms_up(row: ImportedRow) -> bool:
-    told = [value for name, value in row.values.items() if plain_key(name) in _WARM_UP]
-    return any(number_or_word(value) not in _NO for value in told)
+    values = [
+        value for name, value in row.values.items() if plain_key(name) in _WARM_UP
+    ]
+    return any(number_or_word(value) not in _NO for value in values)
 
 
 _ENOUGH, _SLOW = 4, 2.0
@@ -144,7 +143,7 @@ def unlike_times(
     """Returns in words in which columns on machines, batches and settings two tables of times differ."""
     allowed = {plain_key(name) for name in meant}
     words = []
-    for name in dict.fromkeys(name for row in (*first, *rows) for name in row.values):
+    for name in columns_of([*first, *rows]):
         plain, settings = plain_key(name), settings_of({name: "1"})
         if (
             (plain not in _OF_TIMES and not settings)
@@ -187,16 +186,14 @@ def untold_images(
 
 def names_of_columns(rows: Sequence[ImportedRow]) -> Iterator[str]:
     """Yields the names of columns on machines and batches, which may differ on purpose."""
-    for row in rows:
-        for name in row.values:
-            if plain_key(name) in _OF_TIMES:
-                yield name
+    for name in columns_of(rows):
+        if plain_key(name) in _OF_TIMES:
+            yield name
 
 
 def _one_image(rows: Sequence[ImportedRow], told: Sequence[str]) -> list[str]:
     """Returns how many images calls made whose table says nothing of it, beside one that tells one number; or []."""
-    names = {plain_key(name) for row in rows for name in row.values}
-    silent = rows and not names & _AMOUNTS
+    silent = rows and _AMOUNTS.isdisjoint(map(plain_key, columns_of(rows)))
     return ["1"] if silent and len(told) == 1 else []
 
 
@@ -217,19 +214,19 @@ def measurements_of(table: TimesTable, first: TimesTable) -> list[Measurement]:
         UsageError: the first table has other calls.
     """
     order = {key: number for number, key in enumerate(first.keys)}
-    found: dict[int, list[tuple[int, ImportedRow]]] = {}
+    by_process: dict[int, list[tuple[int, ImportedRow]]] = {}
     for number, (key, row) in enumerate(zip(table.keys, table.rows, strict=True)):
         if order and key not in order:
             raise UsageError(
                 f"{row.place}: {first.file} has no such call; give both the same calls"
             )
-        found.setdefault(key[0], []).append((order.get(key, number), row))
-    if found and order and len(table.rows) != len(order):
+        by_process.setdefault(key[0], []).append((order.get(key, number), row))
+    if by_process and order and len(table.rows) != len(order):
         raise UsageError(
             f"{table.file}: has {len(table.rows)} calls, and {first.file} {len(order)}; give both the same calls"
         )
     measurements = []
-    for replicate, calls in sorted(found.items()):
+    for replicate, calls in sorted(by_process.items()):
         rows = [row for _, row in sorted(calls, key=lambda call: call[0])]
         timed = [
             Call(_positive(row, "seconds"), number) for number, row in enumerate(rows)

@@ -184,10 +184,10 @@ class _Node:
         names = [slot.widget for slot in self.inputs if slot.widget]
         if len(names) != len(values):
             names = _WIDGETS.get(self.kind, "").split()
-        known = len(names) == len(values)
-        if not known:
+        named = len(names) == len(values)
+        if not named:
             names = [f"value {number}" for number in range(1, len(values) + 1)]
-        return dict(zip(names, values, strict=True)), known
+        return dict(zip(names, values, strict=True)), named
 
     def own_values(self) -> list[Any]:
         """Returns its values without what is to become of a seed."""
@@ -301,7 +301,7 @@ class _Scope:
 
     def node_queued(self, node: _Node) -> dict[str, Any]:
         """Returns a node with its values, and with links in place of those that come from others."""
-        inputs, known = node.named_values()
+        inputs, named = node.named_values()
         for slot in node.inputs:
             if slot.link is None:
                 continue
@@ -309,7 +309,7 @@ class _Scope:
             source = self.source(slot.link)
             if source is not None:
                 inputs[slot.name] = source
-        kind = node.kind if known else f"{node.kind} of the workflow"
+        kind = node.kind if named else f"{node.kind} of the workflow"
         return {"class_type": kind, "inputs": inputs}
 
     def source(self, number: str | None, seen: int = 0) -> Any:

@@ -97,9 +97,8 @@ class Way:
     @property
     def moves_layers(self) -> bool:
         """Whether single layers move in each step."""
-        return any(
-            option in choice for option in _ONE_BY_ONE for choice in self.choices
-        )
+        named = " ".join(self.choices)
+        return any(option in named for option in _ONE_BY_ONE)
 
     def __str__(self) -> str:
         beside = (

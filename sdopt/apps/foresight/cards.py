@@ -134,8 +134,8 @@ def with_known_card(
     if changed and name in data_sheets():
         return list(overrides), AskedCard()
     asked = asked_for([name])
-    first = f"{_GROUP}={asked.options[0]}"
-    return [first if override in chosen else override for override in overrides], asked
+    card = dict.fromkeys(chosen, f"{_GROUP}={asked.options[0]}")
+    return [card.get(override, override) for override in overrides], asked
 
 
 def sheets_for(
@@ -148,10 +148,9 @@ def sheets_for(
             threads_of(hardware)
         )  # again, since other work may have slowed it before
     if asked.options:
-        return {
-            name: sheet_of_cpu(hardware) if name == _CPU else sheets[name]
-            for name in asked.options
-        }
+        if _CPU in asked.options:
+            sheets = {**sheets, _CPU: sheet_of_cpu(hardware)}
+        return {name: sheets[name] for name in asked.options}
     if hardware.sheet is None and hardware.device == _CPU:
         return {_CPU: sheet_of_cpu(hardware)}
     if hardware.sheet is None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from sdopt.apps.foresight.fitting import EXTRAPOLATED
 from sdopt.apps.foresight.plan import REFUSED, Prediction, names_of
@@ -16,21 +17,13 @@ def plan_chart(predictions: Sequence[Prediction]) -> Spec:
     """Returns two panels with a row for each prediction, the fastest per image first."""
     ordered = sorted(
         predictions,
-        key=lambda each: (math.isnan(each.seconds), each.seconds / each.images),
+        key=lambda prediction: (
+            math.isnan(prediction.seconds),
+            prediction.seconds / prediction.images,
+        ),
     )
     names = names_of(ordered)
-    rows = [
-        {
-            **{
-                key: None if isinstance(value, float) and math.isnan(value) else value
-                for key, value in each.row().items()
-            },
-            "row": name,
-            "label": "" if math.isnan(each.seconds) else f"{each.seconds:.3g} s",
-            "why": f"no time: {each.reason}"[:70] if each.state == REFUSED else "",
-        }
-        for name, each in zip(names, ordered, strict=True)
-    ]
+    rows = list(map(_record, names, ordered))
     height = _ROW * len(set(names))
     data: Spec = {"data": {"values": rows}}
     size: Spec = {"width": 430, "height": height}
@@ -38,6 +31,20 @@ def plan_chart(predictions: Sequence[Prediction]) -> Spec:
     right = layered(_memory(encoding("row:N", sort=names, title=None, axis=None)))
     panels = [{**size, **left}, {**size, "width": 290, **right}]
     return {**data, "hconcat": panels, "spacing": 18}
+
+
+def _record(name: str, prediction: Prediction) -> dict[str, Any]:
+    """Returns what the chart shows of a prediction; a number that is not known is null."""
+    record = prediction.row()
+    for key, value in record.items():
+        if isinstance(value, float) and math.isnan(value):
+            record[key] = None
+    seconds, refused = prediction.seconds, prediction.state == REFUSED
+    return record | {
+        "row": name,
+        "label": "" if math.isnan(seconds) else f"{seconds:.3g} s",
+        "why": f"no time: {prediction.reason}"[:70] if refused else "",
+    }
 
 
 _NAMED = {"labelLimit": 260}

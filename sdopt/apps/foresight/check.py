@@ -120,23 +120,26 @@ def _table(data: Data, found: Coefficients, by: str) -> "pd.DataFrame":
             sheets, table.software, table.group, strict=True
         )
     ]
+    # Of a generation that was left out, nothing is known by its name.
+    generations = table.generation if by != "generation" else [""] * len(table)
+    known = table.publisher.isin([*seen]) & (by not in UNSEEN_BY)
     classes = (
         labels(
             row.state,
             row.software,
-            "" if by == "generation" else row.generation,
-            by not in UNSEEN_BY and known,
+            generation,
+            is_known,
             is_common(found, row.software, row.family),
         )
-        for row, known in zip(
-            table.itertuples(), table.publisher.isin([*seen]), strict=True
+        for row, generation, is_known in zip(
+            table.itertuples(), generations, known, strict=True
         )
     )
     untold = data.table.untold(found.all)
     table["error"] = data.errors(found, by)
     table["half"] = [
-        half_width(found.widths, own, each)
-        for own, each in zip(classes, untold, strict=True)
+        half_width(found.widths, names, features)
+        for names, features in zip(classes, untold, strict=True)
     ]
     table["told"] = np.log(table.seconds) + table.error
     table["predicted"], table["low"], table["high"] = (
@@ -232,8 +235,8 @@ def _option_apart(first: Software, second: Software) -> bool:
     if (first.application, first.torch) != (second.application, second.torch):
         return False
     one, other = (
-        (each.attention, each.compiled, each.graphs, each.precision)
-        for each in (first, second)
+        (software.attention, software.compiled, software.graphs, software.precision)
+        for software in (first, second)
     )
     named = first.name == second.name or first.compiled != second.compiled
     return one != other and named

@@ -105,15 +105,15 @@ def measure_machine(threads: int) -> CpuRates:
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
-            found = _measure()
+            rates = _measure()
     finally:
         torch.set_num_threads(before)
     if earlier := known_machine(threads):
-        pairs = zip(astuple(found), astuple(earlier), strict=True)
-        found = CpuRates(*map(max, pairs))
-    rates = json.dumps(asdict(found)).encode()
-    write_cached(_rates_file(threads, describe_cpu()), rates)
-    return found
+        pairs = zip(astuple(rates), astuple(earlier), strict=True)
+        rates = CpuRates(*map(max, pairs))
+    content = json.dumps(asdict(rates)).encode()
+    write_cached(_rates_file(threads, describe_cpu()), content)
+    return rates
 
 
 def known_machine(
@@ -206,15 +206,15 @@ def threads_of(hardware: Hardware) -> int:
 def sheet_of_cpu(hardware: Hardware) -> Sheet:
     """Returns this machine as a data sheet; its memory is the machine's."""
     threads = threads_of(hardware)
-    found = machine_of(threads)
+    rates = machine_of(threads)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     plural = "" if threads == 1 else "s"
     return Sheet(
         name=f"this machine's CPU ({threads} thread{plural})",
         device_names=[],
         memory_gib=memory,
-        bandwidth_gb_s=found.copy / 1e9,
-        vector=Rates(fp32=found.products / 1e12),
+        bandwidth_gb_s=rates.copy / 1e9,
+        vector=Rates(fp32=rates.products / 1e12),
         architecture=ARCHITECTURE,
     )
 

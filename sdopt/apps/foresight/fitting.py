@@ -175,8 +175,8 @@ class Data:
                 figure.card for figure in self.figures if figure.software.is_transformer
             )
         )
-        found = Coefficients(whole, without, cards, {}, blocks, self._publishers())
-        return replace(found, widths=self._widths(found))
+        fitted = Coefficients(whole, without, cards, {}, blocks, self._publishers())
+        return replace(fitted, widths=self._widths(fitted))
 
     def _publishers(self) -> dict[str, int]:
         """Returns how many publishers gave figures of each family of transformers."""
@@ -219,43 +219,29 @@ class Data:
         of generations left out whole besides, and new publishers have those of publishers left out with the chip. There
         each publisher counts by the root of its figures, since a user is none of those with many.
         """
-        rows = [
-            (
-                by,
-                figure,
-                labels(
-                    state,
-                    figure.software,
-                    "" if by == "generation" else own,
-                    by not in UNSEEN_BY,
-                    is_common(found, figure.software, family_title(figure)),
-                ),
-            )
-            for by in GROUPS
-            for figure, group, own in zip(
-                self.figures, self.groups(by), self.groups("generation"), strict=True
-            )
-            for state in [
-                state_of(
-                    found.cards_of(figure.software), figure.sheet, left_out(by, group)
-                )
-            ]
-        ]
+        rows: list[tuple[str, Figure, tuple[str, ...]]] = []
+        shares = np.ones(len(GROUPS) * len(self.figures))
+        counts = Counter(figure.publisher for figure in self.figures)
+        for by in GROUPS:
+            generations = self.groups("generation")
+            if by == "generation":
+                generations = [""] * len(generations)
+            of_figures = zip(self.figures, self.groups(by), generations, strict=True)
+            for figure, group, generation in of_figures:
+                cards = found.cards_of(figure.software)
+                state = state_of(cards, figure.sheet, left_out(by, group))
+                common = is_common(found, figure.software, family_title(figure))
+                seen = by not in UNSEEN_BY
+                if not seen or figure.software.is_transformer:
+                    shares[len(rows)] = counts[figure.publisher] ** -0.5
+                names = labels(state, figure.software, generation, seen, common)
+                rows.append((by, figure, names))
         errors = np.concatenate(
             [np.log(np.maximum(np.abs(self.errors(found, by)), 1e-6)) for by in GROUPS]
         )
-        counts = Counter(figure.publisher for figure in self.figures)
-        shares = np.array(
-            [
-                counts[figure.publisher] ** -0.5
-                if by in UNSEEN_BY or figure.software.is_transformer
-                else 1.0
-                for by, figure, _ in rows
-            ]
-        )
         tells: dict[str, tuple[str, ...]] = {EXTRAPOLATED: ("chip", "generation")}
         chosen = {}
-        for name in sorted({name for _, _, names in rows for name in names} - {ALL}):
+        for name in sorted(set[str]().union(*(names for _, _, names in rows)) - {ALL}):
             sources: tuple[str, ...] = (
                 ("both",)
                 if name.startswith(NEW) or name == UNCOMMON
@@ -390,13 +376,13 @@ def save(found: Coefficients) -> None:
     def numbers(values: Array) -> list[float]:
         return [round(float(value), 4) for value in values]
 
+    without = {}
+    for by, folds in found.without.items():
+        without[by] = {name: numbers(values) for name, values in folds.items()}
     content = {
         "names": NAMES,
         "all": numbers(found.all),
-        "without": {
-            by: {name: numbers(values) for name, values in folds.items()}
-            for by, folds in found.without.items()
-        },
+        "without": without,
         "cards": dict(sorted(found.cards.items())),
         "blocks": dict(sorted(found.blocks.items())),
         "publishers": dict(sorted(found.publishers.items())),
@@ -416,11 +402,10 @@ def save(found: Coefficients) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Fits to files of published figures, and writes the packaged coefficients."""
-    save(
-        Data.of(
-            [figure for path in argv for figure in read_figures(Path(path))[0]]
-        ).fit()
-    )
+    figures: list[Figure] = []
+    for path in argv:
+        figures += read_figures(Path(path))[0]
+    save(Data.of(figures).fit())
 
 
 if __name__ == "__main__":

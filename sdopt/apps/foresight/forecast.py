@@ -63,10 +63,12 @@ def _on_this_cpu(
     file = _file_of(variants, rates)
     with suppress(OSError, ValueError):
         return _KEPT.validate_json(file.read_bytes())
-    found = _told(in_process(context, predict_here, variants, what="the networks"))
-    if not any(math.isnan(each.seconds) for each in found):
-        write_cached(file, _KEPT.dump_json(found))
-    return found
+    predictions = _told(
+        in_process(context, predict_here, variants, what="the networks")
+    )
+    if not any(math.isnan(prediction.seconds) for prediction in predictions):
+        write_cached(file, _KEPT.dump_json(predictions))
+    return predictions
 
 
 def _file_of(variants: Sequence[Variant], rates: CpuRates) -> Path:
@@ -87,11 +89,11 @@ def _file_of(variants: Sequence[Variant], rates: CpuRates) -> Path:
 def _told(predictions: Sequence[Prediction]) -> list[Expected]:
     return [
         Expected(
-            each.variant,
-            each.shape,
-            each.seconds,
-            text_of(each),
-            each.fits != "does not fit",
+            prediction.variant,
+            prediction.shape,
+            prediction.seconds,
+            text_of(prediction),
+            not prediction.is_too_large,
         )
-        for each in predictions
+        for prediction in predictions
     ]

@@ -100,7 +100,7 @@ _BLOCKS = {
 def _priors() -> dict[str, tuple[float, float]]:
     """Returns mean and standard deviation of each coefficient before any figure is seen."""
     log = math.log
-    found = {
+    priors = {
         # Shares of the peak rate; `tensor` is what tensor cores reach less, or more, than that.
         "conv": (log(0.4), 0.5),
         "gemm": (log(0.45), 0.2),
@@ -116,16 +116,16 @@ def _priors() -> dict[str, tuple[float, float]]:
         "image_web": (log(0.05), 0.5),
         "image_library": (log(0.02), 0.5),
     }
-    found |= {f"fixed_{name}": (log(seconds), 0.5) for name, seconds in _FIXED.items()}
-    found |= {f"generation_{name}": (0.0, 0.15) for name in GENERATIONS}
-    found |= {
+    priors |= {f"fixed_{name}": (log(seconds), 0.5) for name, seconds in _FIXED.items()}
+    priors |= {f"generation_{name}": (0.0, 0.15) for name in GENERATIONS}
+    priors |= {
         f"launch_{name}": (log(seconds), 0.3) for name, seconds in _LAUNCHES.items()
     }
     # Classes were measured by few publishers each: most of what sets them apart are the publishers.
-    found |= {
-        f"class_{name}": (0.0, 0.04 if "blocks" in name else 0.1) for name in _CLASSES
-    } | _BLOCKS
-    return found | {"launch_eager_3": (log(_LAUNCHES["eager_3"]), 0.4)}
+    for name in _CLASSES:
+        priors[f"class_{name}"] = 0.0, 0.04 if "blocks" in name else 0.1
+    priors |= _BLOCKS
+    return priors | {"launch_eager_3": (log(_LAUNCHES["eager_3"]), 0.4)}
 
 
 PRIORS = _priors()
@@ -363,12 +363,12 @@ def _weights(case: Case) -> tuple[float, float, float, float]:
 
 def _parts(case: Case) -> list[tuple[float, Terms]]:
     software = case.software
-    found = _pass(case, case.denoiser, False) + _pass(case, case.decoder, True)
-    found.append((0.0, {f"fixed_{software.fixed}": 1.0}))
+    parts = _pass(case, case.denoiser, False) + _pass(case, case.decoder, True)
+    parts.append((0.0, {f"fixed_{software.fixed}": 1.0}))
     if software.application == "engine":
-        return [*found, _NOTHING]
+        return [*parts, _NOTHING]
     kind = "library" if software.is_library else software.application
-    return [*found, (math.log(case.images), {f"image_{kind}": 1.0})]
+    return [*parts, (math.log(case.images), {f"image_{kind}": 1.0})]
 
 
 _NOTHING: tuple[float, Terms] = (-30.0, {})
@@ -392,7 +392,7 @@ def _pass(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, Terms]]:
     attended = costs.attention
     if software.is_transformer and _has_cores(sheet, attention):
         attended += costs.filling
-    found: list[tuple[float, Terms]] = []
+    parts: list[tuple[float, Terms]] = []
     for amount, name, kind in (
         (costs.convolutions, "conv", convolution),
         (costs.products, "gemm", product),
@@ -406,11 +406,11 @@ def _pass(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, Terms]]:
         terms |= shared
         if software.is_transformer and kind in EIGHT_BITS:
             terms |= {f"blocks_{kind}": 1.0}
-        found.append(
+        parts.append(
             (math.log(seconds), {key: -factor for key, factor in terms.items()})
         )
     return (
-        found
+        parts
         + _bytes_moved(case, costs, decodes)
         + _launched(software, costs, software.is_transformer and not decodes)
     )
@@ -584,20 +584,20 @@ def fit(
         if shared is None
         else (np.where(OF_TRANSFORMERS, _MEAN, shared), OF_TRANSFORMERS)
     )
-    found = mean.copy() if start is None or shared is not None else start.copy()
+    values = mean.copy() if start is None or shared is not None else start.copy()
     wanted = np.log(seconds)
     for _ in range(most if len(seconds) else 0):
-        predicted, slope = table.gradient(found)
+        predicted, slope = table.gradient(values)
         slope, left = slope[:, free], wanted - predicted
         weighed = slope / (_SCALE**2 + left[:, None] ** 2 / 2)
         curvature = weighed.T @ slope + np.diag(1 / _DEVIATION[free] ** 2)
         step = np.linalg.solve(
-            curvature, weighed.T @ left + (mean - found)[free] / _DEVIATION[free] ** 2
+            curvature, weighed.T @ left + (mean - values)[free] / _DEVIATION[free] ** 2
         )
-        found[free] += step * min(1.0, 0.7 / float(np.abs(step).max()))
+        values[free] += step * min(1.0, 0.7 / float(np.abs(step).max()))
         if np.abs(step).max() < 2e-3:
             break
-    return found
+    return values
 
 
 @dataclass(frozen=True)
@@ -629,13 +629,13 @@ class Coefficients:
 
         `both` leaves out all figures of the chip, and all of the publisher, where there are any.
         """
-        found = self.without.get(by, {}).get(value)
-        if found is None and by == "both":
+        values = self.without.get(by, {}).get(value)
+        if values is None and by == "both":
             chip, publisher = value.split(BOTH)
-            found = self.without.get("chip", {}).get(
+            values = self.without.get("chip", {}).get(
                 chip, self.without.get("publisher", {}).get(publisher)
             )
-        return self.all if found is None else found
+        return self.all if values is None else values
 
 
 @cache
@@ -648,10 +648,9 @@ def coefficients() -> Coefficients:
     def vector(values: list[float]) -> Array:
         return np.array(values)[order]
 
-    without = {
-        by: {name: vector(values) for name, values in folds.items()}
-        for by, folds in content["without"].items()
-    }
+    without = {}
+    for by, folds in content["without"].items():
+        without[by] = {name: vector(values) for name, values in folds.items()}
     return Coefficients(
         vector(content["all"]),
         without,

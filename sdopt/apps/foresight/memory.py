@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -180,11 +181,8 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
         once = whole - own if moved else whole
     if TextEncoderOffload in chosen:
         once = sum(weights[name] for name in encoders) * 2**30
-    layer = max(
-        _bytes(module, recurse=False)
-        for part in networks.values()
-        for module in part.modules()
-    )
+    modules = chain.from_iterable(part.modules() for part in networks.values())
+    layer = max(_bytes(module, recurse=False) for module in modules)
     images = shape.batch_size * variant.workload.images_per_prompt
     side = shape.size // 8
     return Blueprint(
@@ -385,11 +383,10 @@ def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint
     floor = max(held + max(step, decoding) for held, step, decoding in stages)
     if plan.is_transformer and decoder:
         # Its decoder has more to do than its denoiser, and convolutions take workspaces.
-        decoding = [
-            held + max(step * _SLACK, once * WORKSPACE + (AT_LEAST if once else 0.0))
-            for held, step, once in stages
-        ]
-        likely = max(decoding)
+        likely = 0.0
+        for held, step, once in stages:
+            decoding = once * WORKSPACE + AT_LEAST if once else 0.0
+            likely = max(likely, held + max(step * _SLACK, decoding))
     else:
         held, alive = max(
             ((held, max(step, decoding)) for held, step, decoding in stages),
@@ -458,7 +455,8 @@ def _parameters(folder: Path) -> int:
         empty_part(folder, name) for name in TEXT_ENCODERS if name in parts_in(folder)
     ]
     parts = network(folder, "unet"), network(folder, "vae"), *texts
-    return sum(each.numel() for part in parts for each in part.parameters())
+    weights = chain.from_iterable(part.parameters() for part in parts)
+    return sum(weight.numel() for weight in weights)
 
 
 def likely_of(

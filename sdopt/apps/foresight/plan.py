@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,6 +149,11 @@ class Prediction:
         return self.memory.verdict(self.sheet.memory_gib)
 
     @property
+    def is_too_large(self) -> bool:
+        """Whether a call does not fit at all."""
+        return self.fits == "does not fit"
+
+    @property
     def deviation(self) -> float:
         """Standard deviation of the logarithm of the time."""
         return math.log(self.high / self.low) / 2 / Z80
@@ -197,13 +202,15 @@ def predict(
         torch: version of PyTorch there; this machine's if not given.
     """
     there = torch or version_of(version("torch"))
-    return [
-        _prediction(variant, plan, shape, card, sheet, learned, there)
-        for variant in variants
-        for shape in variant.shapes
-        for plan in [blueprint(variant, shape)]
-        for card, sheet in cards.items()
-    ]
+    predictions = []
+    for variant in variants:
+        for shape in variant.shapes:
+            plan = blueprint(variant, shape)
+            for card, sheet in cards.items():
+                predictions.append(
+                    _prediction(variant, plan, shape, card, sheet, learned, there)
+                )
+    return predictions
 
 
 def predict_here(variants: Sequence[Variant]) -> list[Prediction]:
@@ -220,7 +227,7 @@ def _prediction(
     learned: Learned | None,
     torch: tuple[int, int],
 ) -> Prediction:
-    found = coefficients()
+    learnt = coefficients()
     memory = footprint(variant, plan, device_of(sheet).is_cuda)
     images = shape.batch_size * variant.workload.images_per_prompt
     faults = [
@@ -229,14 +236,14 @@ def _prediction(
     ]
     warning = "; ".join(filter(None, faults))
     steps = variant.workload.steps
-    made = Prediction(
+    prediction = Prediction(
         *(variant.name, card, sheet, shape, images, steps, memory, REFUSED),
         warning=warning,
     )
     conflicts = variant.conflicts(device_of(sheet))
     software = conflicts[0] if conflicts else software_of(variant, torch)
     if isinstance(software, str):
-        return replace(made, reason=software)
+        return replace(prediction, reason=software)
     reason = (
         _why_not_here(software)
         if sheet.architecture == CPU
@@ -244,26 +251,26 @@ def _prediction(
         or without_kernels(sheet, torch)
         or without_arithmetic(sheet, variant.number_types)
     )
-    if not reason and made.fits == "does not fit":
+    if not reason and prediction.is_too_large:
         reason = f"needs at least {memory.floor:.1f} GiB of {sheet.memory_gib:.1f}: it would spill or run out of memory"
     if reason:
-        return replace(made, reason=reason)
+        return replace(prediction, reason=reason)
     case = case_of_variant(variant, plan, shape, sheet, software)
     if sheet.architecture == CPU:
-        return _here(made, variant, plan, case)
+        return _here(prediction, variant, plan, case)
     table = RateTable.of([case])
-    vector = found.all if learned is None else learned[0]
+    vector = learnt.all if learned is None else learned[0]
     seconds = float(np.exp(table.log_seconds(vector)[0]))
-    state = state_of(found.cards_of(software), sheet)
+    state = state_of(learnt.cards_of(software), sheet)
     if not _SIZES[0] <= shape.size <= _SIZES[1] or isinstance(
         variant.optimizations.get("caching"), Caching
     ):
         state = EXTRAPOLATED
     # A user is a new publisher, until a measurement of theirs tells of the host.
-    common = is_common(found, software, family_of(variant.model).title)
+    common = is_common(learnt, software, family_of(variant.model).title)
     classes = labels(state, software, generation_of(sheet), learned is not None, common)
     half = half_width(
-        found.widths, classes, 0.0 if learned else float(table.untold(vector)[0])
+        learnt.widths, classes, 0.0 if learned else float(table.untold(vector)[0])
     )
     low, high = seconds * math.exp(-half), seconds * math.exp(half)
     options = variant.optimizations.values()
@@ -272,7 +279,7 @@ def _prediction(
         low, high = transfer.with_calls(low, high)
         seconds = math.sqrt(low * high)
     return replace(
-        made,
+        prediction,
         state=state,
         seconds=seconds,
         low=low,
@@ -321,7 +328,7 @@ def _why_not_here(software: Software) -> str:
 
 
 def _here(
-    made: Prediction, variant: Variant, plan: Blueprint, case: Case
+    prediction: Prediction, variant: Variant, plan: Blueprint, case: Case
 ) -> Prediction:
     """Adds the time on this machine's CPU, from the rates that it reaches."""
     machine = machine_of(threads_of(variant.hardware))
@@ -336,14 +343,14 @@ def _here(
     parts = machine.parts(case.denoiser, case.decoder, encoding)
     seconds = seconds_of(parts, case.steps)
     return replace(
-        made,
+        prediction,
         state=EXTRAPOLATED,
         seconds=seconds,
         low=seconds * math.exp(-HALF_WIDTH),
         high=seconds * math.exp(HALF_WIDTH),
         shares=_shares(case, parts, 0.0),
         evidence="rates of typical layers, measured here",
-        price=_price(variant, seconds / made.images),
+        price=_price(variant, seconds / prediction.images),
     )
 
 
@@ -404,12 +411,14 @@ def _price(variant: Variant, seconds_per_image: float) -> float | None:
 
 def names_of(predictions: Sequence[Prediction]) -> list[str]:
     """Returns what tells predictions apart: the cards, and variants and shapes where there are several."""
-    variants = len({each.variant for each in predictions}) > 1
-    shapes = len({each.shape for each in predictions}) > 1
-    return [
-        f"{each.card}{f' {each.variant}' if variants else ''}{f' {each.shape}' if shapes else ''}"
-        for each in predictions
-    ]
+    variants = len({prediction.variant for prediction in predictions}) > 1
+    shapes = len({prediction.shape for prediction in predictions}) > 1
+    names = []
+    for prediction in predictions:
+        variant = [prediction.variant] if variants else []
+        shape = [str(prediction.shape)] if shapes else []
+        names.append(" ".join([prediction.card, *variant, *shape]))
+    return names
 
 
 def ranks(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, float]]:
@@ -418,15 +427,21 @@ def ranks(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, float
     Errors of two cards on the same work are partly the same: only what differs between cards counts.
     """
     ordered = sorted(
-        (each for each in predictions if math.isfinite(each.seconds)),
-        key=lambda each: each.seconds / each.images,
+        (prediction for prediction in predictions if math.isfinite(prediction.seconds)),
+        key=lambda prediction: prediction.seconds / prediction.images,
     )
-    for each, other in pairwise(ordered):
-        apart = math.log(other.seconds / other.images / (each.seconds / each.images))
+    for prediction, next_one in pairwise(ordered):
+        apart = math.log(
+            next_one.seconds
+            / next_one.images
+            / (prediction.seconds / prediction.images)
+        )
         # Two variants on one card share its error, and two cards the error of their software.
-        shared = 0.85 if each.card == other.card else 0.3
-        spread = math.sqrt((each.deviation**2 + other.deviation**2) * (1 - shared))
-        yield each, statistics.NormalDist().cdf(apart / spread)
+        shared = 0.85 if prediction.card == next_one.card else 0.3
+        spread = math.sqrt(
+            (prediction.deviation**2 + next_one.deviation**2) * (1 - shared)
+        )
+        yield prediction, statistics.NormalDist().cdf(apart / spread)
     yield from ((last, math.nan) for last in ordered[-1:])
 
 
@@ -510,7 +525,7 @@ def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame
     predictions, _, _ = plan_of(
         overrides, None if config_dir is None else Path(config_dir)
     )
-    return pd.DataFrame([each.row() for each in predictions])
+    return pd.DataFrame([prediction.row() for prediction in predictions])
 
 
 def plan_of(
@@ -528,16 +543,15 @@ def plan_of(
     )  # without what other libraries say of themselves when they are imported
     # Several cards are asked for under either name.
     overrides = [
-        f"plan.{each}" if re.match(r"hardware=.*,", each) else each
-        for each in overrides
+        re.sub(r"^(?=hardware=.*,)", "plan.", override) for override in overrides
     ]
-    own = [
+    of_plan = [
         override for override in overrides if written_key(override).startswith("plan.")
     ]
-    rest = [override for override in overrides if override not in own]
+    rest = [override for override in overrides if override not in of_plan]
     rest = list(with_own_models(rest, options_of("model", config_dir)))
     asked: dict[str, str] = {}
-    for override in own:
+    for override in of_plan:
         key = key_of(override)
         if key not in KEYS:
             raise UsageError(
@@ -547,8 +561,8 @@ def plan_of(
         asked[key] = override.partition("=")[2].strip("'\"")
     names = [
         name
-        for each in asked.get("plan.hardware", "").strip("[]").split(",")
-        if (name := each.strip(" '\""))
+        for word in asked.get("plan.hardware", "").strip("[]").split(",")
+        if (name := word.strip(" '\""))
     ]
     if names and (
         others := [override for override in rest if key_of(override) == "hardware"]
@@ -583,8 +597,8 @@ def plan_of(
     command = command_line("run", *own_groups, *rest, "protocol.replicates=3")
     if not compared:
         # As it was written: the overrides quote a path.
-        models = [each for each in overrides if key_of(each) == "model"]
-        others = [each for each in rest if key_of(each) != "model"]
+        models = [word for word in overrides if key_of(word) == "model"]
+        others = [word for word in rest if key_of(word) != "model"]
         model = models[-1].partition("=")[2].strip("'\"") if models else "emoji"
         command = command_line("optimize", model, *own_groups, *others)
         notes.append(
@@ -597,14 +611,14 @@ def _is_compared(
     composer: HydraComposer, predictions: Sequence[Prediction], overrides: Sequence[str]
 ) -> bool:
     """Returns whether `sdopt run` can measure its baseline on a card that what is asked for fits; the study's own may."""
-    fitting = [made for made in predictions if made.fits != "does not fit"]
+    fitting = [prediction for prediction in predictions if not prediction.is_too_large]
     if _names_study(overrides) or not fitting:
         return True
     baseline, shape = composer.variant(BASELINE, plain=True), fitting[0].shape
     planned = blueprint(baseline, shape)
-    for made in fitting:
-        needed = footprint(baseline, planned, device_of(made.sheet).is_cuda)
-        if needed.verdict(made.sheet.memory_gib) != "does not fit":
+    for prediction in fitting:
+        needed = footprint(baseline, planned, device_of(prediction.sheet).is_cuda)
+        if needed.verdict(prediction.sheet.memory_gib) != "does not fit":
             return True
     return False
 
@@ -615,21 +629,25 @@ def _notes(
     """Returns what the cards' names mean, their known faults, and what would fit where something does not."""
     notes = [*cards.notes]
     notes += dict.fromkeys(
-        f"{made.card}, {made.variant}: {made.warning}"
-        for made in predictions
-        if made.warning
+        f"{prediction.card}, {prediction.variant}: {prediction.warning}"
+        for prediction in predictions
+        if prediction.warning
     )
-    for made in predictions:
-        if made.sheet.architecture != CPU and made.memory.fills(made.sheet.memory_gib):
-            notes.append(f"{made.card}, {made.variant}: takes {ONLY_ALONE}")
+    for prediction in predictions:
+        if prediction.sheet.architecture != CPU and prediction.memory.fills(
+            prediction.sheet.memory_gib
+        ):
+            notes.append(f"{prediction.card}, {prediction.variant}: takes {ONLY_ALONE}")
     counted: Needed = {}
     hardest: dict[str, Prediction] = {}
-    for made in sorted(predictions, key=lambda made: made.memory.floor):
-        if made.fits == "does not fit":
-            hardest[made.card] = made
-    for made in hardest.values():
-        ways = what_fits(composer, made.sheet, made.shape, counted)
-        notes.append(f"what fits {made.card}: {ways}" if str(ways) else "")
+    for prediction in sorted(
+        predictions, key=lambda prediction: prediction.memory.floor
+    ):
+        if prediction.is_too_large:
+            hardest[prediction.card] = prediction
+    for prediction in hardest.values():
+        ways = what_fits(composer, prediction.sheet, prediction.shape, counted)
+        notes.append(f"what fits {prediction.card}: {ways}" if str(ways) else "")
     return [note for note in notes if note]
 
 
@@ -657,9 +675,9 @@ def _learned(folder: Path) -> tuple[tuple[int, int], Learned]:
             f"plan.measured={folder}: was measured on {device}, for which there is no data sheet"
         )
     measured = [
-        found for found in row.measurements if found.stages_s.get("denoiser_step")
+        process for process in row.measurements if process.stages_s.get("denoiser_step")
     ]
-    calls = [seconds for times in row.samples.values() for seconds in times]
+    calls = list(chain.from_iterable(row.samples.values()))
     if not measured or not calls:
         raise UsageError(
             f"plan.measured={folder}: has no stage times; measure with protocol.stage_calls=1 or more"
@@ -672,13 +690,12 @@ def _learned(folder: Path) -> tuple[tuple[int, int], Learned]:
         raise UsageError(f"plan.measured={folder}: {software}")
     shape = variant.shapes[0]
     case = case_of_variant(variant, blueprint(variant, shape), shape, sheet, software)
-    stages = {
-        name: statistics.median(
-            [t for each in measured for t in each.stages_s.get(name, [])]
-            or [float("nan")]
-        )
-        for name in ("denoiser_step", "vae_decoder")
-    }
+    stages = {}
+    for name in ("denoiser_step", "vae_decoder"):
+        times: list[float] = []
+        for process in measured:
+            times += process.stages_s.get(name, [])
+        stages[name] = statistics.median(times or [math.nan])
     source = f"stages of {os.fspath(folder)}"
     return torch, learn(
         case, stages, statistics.median(calls), coefficients().all, source

@@ -22,24 +22,24 @@ TIE = 0.75
 
 def plan_table(predictions: Sequence[Prediction]) -> Table:
     """Returns a row per prediction."""
-    several = len({each.variant for each in predictions}) > 1
-    works = len({each.work for each in predictions}) > 1
+    several = len({prediction.variant for prediction in predictions}) > 1
+    works = len({prediction.work for prediction in predictions}) > 1
     headings = ["card", "variant", "call of", "one call", "memory", "fits?"]
     headings += ["per 1,000 images", "mostly"]
     rows = []
-    for each in predictions:
-        interval = Interval(each.seconds, each.low, each.high)
-        memory = each.memory
+    for prediction in predictions:
+        interval = Interval(prediction.seconds, prediction.low, prediction.high)
+        memory = prediction.memory
         rows.append(
             [
-                each.card,
-                each.variant if several else "",
-                each.work if works else "",
-                "—" if math.isnan(each.seconds) else seconds_text(interval),
-                f"{memory.floor:.1f} to {memory.likely:.1f} of {each.sheet.memory_gib:.1f} GiB",
-                each.fits,
-                "" if each.price is None else f"{each.price:.2f}",
-                shares_text(each, 1),
+                prediction.card,
+                prediction.variant if several else "",
+                prediction.work if works else "",
+                "—" if math.isnan(prediction.seconds) else seconds_text(interval),
+                f"{memory.floor:.1f} to {memory.likely:.1f} of {prediction.sheet.memory_gib:.1f} GiB",
+                prediction.fits,
+                "" if prediction.price is None else f"{prediction.price:.2f}",
+                shares_text(prediction, 1),
             ]
         )
     return Table(headings, rows).filled()
@@ -50,17 +50,19 @@ def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
     if len(predictions) > 1:
         yield from _how_to_read(predictions)
     refusals = set()
-    for each in predictions:
+    for prediction in predictions:
         # The line of a single prediction has said it.
-        if each.state == REFUSED and len(predictions) > 1:
-            refusals.add(f"{each.card}, {each.variant}: {each.reason}")
+        if prediction.state == REFUSED and len(predictions) > 1:
+            refusals.add(
+                f"{prediction.card}, {prediction.variant}: {prediction.reason}"
+            )
     for refusal in sorted(refusals):
         yield f"no time for {refusal}"
     ordered = list(ranks(predictions))
     if len(ordered) > 1:
         words = []
         for name, (_, chance) in zip(
-            names_of([each for each, _ in ordered]), ordered, strict=True
+            names_of([prediction for prediction, _ in ordered]), ordered, strict=True
         ):
             sign = (
                 ""
@@ -71,24 +73,31 @@ def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:
             )
             words.append(f"{name}{sign}")
         yield f"fastest per image first, with the chance that each beats the next; = is a tie: {' '.join(words)}"
-    if any(each.state == EXTRAPOLATED and each.card != "cpu" for each in predictions):
+    if any(
+        prediction.state == EXTRAPOLATED and prediction.card != "cpu"
+        for prediction in predictions
+    ):
         yield (
             "extrapolated: no or few published figures of that generation, size or cache; the interval is wider"
         )
-    priced = {each.card for each in predictions if each.price is not None}
+    priced = {
+        prediction.card for prediction in predictions if prediction.price is not None
+    }
     if len(priced) > 1:
         yield "per 1,000 images: at the same hardware.price_per_hour for each of the cards"
-    if any(each.fits != "does not fit" for each in predictions):
+    if not all(prediction.is_too_large for prediction in predictions):
         yield f"to measure it there: {command}"
 
 
 def _how_to_read(predictions: Sequence[Prediction]) -> Iterator[str]:
     """Yields what brackets and memory mean, and what the times of which cards rest on."""
     rests: dict[str, list[str]] = {}
-    for each in predictions:
-        if each.state != REFUSED:
-            rests.setdefault(f"{each.state}: {each.evidence}", []).append(each.card)
-    works = {each.work for each in predictions}
+    for prediction in predictions:
+        if prediction.state != REFUSED:
+            rests.setdefault(f"{prediction.state}: {prediction.evidence}", []).append(
+                prediction.card
+            )
+    works = {prediction.work for prediction in predictions}
     if len(works) == 1:
         yield f"one call: {works.pop()}"
     if rests:

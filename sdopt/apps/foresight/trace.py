@@ -52,14 +52,18 @@ class _Observer(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
+        outcome = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        outputs = [each for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
+        outputs = [
+            tensor
+            for tensor in tree_leaves(outcome)
+            if isinstance(tensor, torch.Tensor)
+        ]
         for tensor in outputs:
             self.allocate(tensor)
         if name not in _VIEWS:
-            self._count(func, name, args, kwargs or {}, made, outputs)
-        return made
+            self._count(func, name, args, kwargs or {}, outcome, outputs)
+        return outcome
 
     def _count(
         self,
@@ -67,13 +71,13 @@ class _Observer(TorchDispatchMode):
         name: str,
         args: Any,
         kwargs: Any,
-        made: Any,
+        outcome: Any,
         outputs: list[torch.Tensor],
     ) -> None:
         inputs = [
-            each
-            for each in tree_leaves((args, kwargs))
-            if isinstance(each, torch.Tensor)
+            tensor
+            for tensor in tree_leaves((args, kwargs))
+            if isinstance(tensor, torch.Tensor)
         ]
         moved = float(sum(math.prod(tensor.shape) for tensor in (*inputs, *outputs)))
         self.costs.moved += moved
@@ -82,15 +86,15 @@ class _Observer(TorchDispatchMode):
         if counter is None:
             self.costs.between += moved
         elif "convolution" in name:
-            self.costs.convolutions += counter(*args, **kwargs, out_val=made)
+            self.costs.convolutions += counter(*args, **kwargs, out_val=outcome)
         else:
-            self.costs.products += counter(*args, **kwargs, out_val=made)
+            self.costs.products += counter(*args, **kwargs, out_val=outcome)
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         """Counts one call of fused attention; returns its output."""
-        made = torch.empty(
+        result = torch.empty(
             *query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device
         )
         rows = math.prod(query.shape[:-1])
@@ -99,10 +103,10 @@ class _Observer(TorchDispatchMode):
         self.costs.attention += scores * sum(widths)
         self.costs.filling += scores * sum(filled(width) - width for width in widths)
         self.costs.moved += sum(
-            math.prod(tensor.shape) for tensor in (query, key, value, made)
+            math.prod(tensor.shape) for tensor in (query, key, value, result)
         )
         self.costs.kernels += 1
-        return made
+        return result
 
     def allocate(self, tensor: torch.Tensor) -> None:
         """Counts the storage of a tensor from now until it is freed, once."""
@@ -123,7 +127,7 @@ class _Observer(TorchDispatchMode):
 
 def filled(width: int) -> int:
     """Returns the width of a head that a fused kernel takes the time of: it is compiled for few, and has a softmax."""
-    return next((each for each in _HEADS if each >= width), width) + _SOFTMAX
+    return next((length for length in _HEADS if length >= width), width) + _SOFTMAX
 
 
 _HEADS = (32, 64, 96, 128, 192, 256)

@@ -236,11 +236,11 @@ def _factor(vae: Any) -> int:
 
 
 def _largest_layer(folder: Path, names: tuple[str, ...], dtype: torch.dtype) -> float:
-    layers = (module for name in names for module in network(folder, name).modules())
-    most = max(
-        sum(weight.numel() for weight in layer.parameters(recurse=False))
-        for layer in layers
-    )
+    most = 0
+    for name in names:
+        for layer in network(folder, name).modules():
+            weights = layer.parameters(recurse=False)
+            most = max(most, sum(weight.numel() for weight in weights))
     return float(most * dtype.itemsize / 2**30)
 
 
