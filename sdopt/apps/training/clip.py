@@ -131,23 +131,6 @@ LEARNT = tuple(way for way in DEGRADATIONS if way.word)
 """Those that training uses, and captions name."""
 
 
-@dataclass(frozen=True)
-class PictureBatch:
-    """The pictures and captions of one step.
-
-    Attributes:
-        pictures: float32 (n, 3, 64, 64) in [-1, 1].
-        texts: m ≥ n captions; the first n are those of the pictures.
-        same: bool (n, m), true if another picture's text fits too.
-        random: the step's random stream, for further draws.
-    """
-
-    pictures: Tensor
-    texts: list[str]
-    same: Tensor
-    random: torch.Generator
-
-
 class Batches:
     """Draws the batches of a training, from which `held_out` pictures are kept."""
 
@@ -166,8 +149,13 @@ class Batches:
             [may_be_mirrored(record) for record in dataset.records]
         )
 
-    def draw(self, step: int) -> PictureBatch:
-        """Returns the batch of a step, which depends only on the seed and the step."""
+    def draw(self, step: int) -> tuple[Tensor, list[str], Tensor, torch.Generator]:
+        """Draws the batch of a step, which depends only on the seed and the step.
+
+        Returns:
+            pictures, float32 (n, 3, 64, 64) in [-1, 1]; m ≥ n captions, of which the first n are those of the pictures;
+            whether another picture's text fits too, bool (n, m); and the step's random stream, for further draws.
+        """
         options, dataset = self._options, self._dataset
         random = np.random.default_rng([self._seed, STREAMS["clip"], step])
         own = random.permutation(len(self._pictures))[: options.batch_size]
@@ -222,7 +210,7 @@ class Batches:
             self._mirrored[chosen],
             stream,
         )
-        return PictureBatch(spoil(placed, ways[:count], random), texts, same, stream)
+        return spoil(placed, ways[:count], random), texts, same, stream
 
 
 def pictures_by_concept(dataset: Dataset) -> list[list[int]]:
@@ -403,10 +391,10 @@ def train_clip(
     batches = Batches(options, dataset, config.seed)
 
     def loss(step: int) -> Tensor:
-        batch = batches.draw(step)
+        pictures, texts, same, random = batches.draw(step)
         # Padded to the longest text: with causal attention, the end token does not see the padding.
         tokens = tokenizer(
-            batch.texts,
+            texts,
             padding=True,
             truncation=True,
             max_length=tokenizer.model_max_length,
@@ -414,13 +402,13 @@ def train_clip(
         )
         with in_precision(config.arithmetic, device):
             seen = embed_visible(
-                network, batch.pictures.to(device), options.hidden_patches, batch.random
+                network, pictures.to(device), options.hidden_patches, random
             )
             read = network.get_text_features(
                 input_ids=tokens.input_ids.to(device)
             ).pooler_output
         return contrastive_loss(
-            seen.float(), read.float(), network.logit_scale, batch.same.to(device)
+            seen.float(), read.float(), network.logit_scale, same.to(device)
         )
 
     train(

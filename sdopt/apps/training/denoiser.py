@@ -1,7 +1,6 @@
 """The denoiser stage: trains the UNet and the text encoder together on cached latents."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -83,21 +82,9 @@ def picture_chances(
     return chosen, chances / chances.sum()
 
 
-@dataclass(frozen=True)
-class CaptionedLatents:
-    """The pictures of one step.
-
-    Attributes:
-        captions: of each picture; "" where it was dropped.
-        clean: scaled latents, float32 (n, 8, 8, 8).
-        noise: standard normal, likewise.
-        random: the step's random stream, for what else is drawn.
-    """
-
-    captions: list[str]
-    clean: Tensor
-    noise: Tensor
-    random: np.random.Generator
+CaptionedLatents = tuple[list[str], Tensor, Tensor, np.random.Generator]
+"""The pictures of one step: the caption of each, "" where it was dropped; scaled latents, float32 (n, 8, 8, 8); noise,
+standard normal, likewise; and the step's random stream, for what else is drawn."""
 
 
 def captioned_latents(
@@ -158,7 +145,7 @@ def captioned_latents(
             shape, generator=generator(config.seed, *path, step)
         ).to(device)
         clean = scale * (means[places, picked] + deviations[places, picked] * spread)
-        return CaptionedLatents(texts, clean, noise, random)
+        return texts, clean, noise, random
 
     return draw
 
@@ -209,22 +196,22 @@ def diffusion_loss(
     )
 
     def loss(step: int) -> Tensor:
-        batch = draw(step)
+        captions, clean, noise, random = draw(step)
         timesteps = torch.from_numpy(
-            spread_timesteps(len(batch.captions), len(alphas), batch.random)
+            spread_timesteps(len(captions), len(alphas), random)
         ).to(device)
         signal = alphas[timesteps, None, None, None].sqrt()
         sigma = (1 - alphas[timesteps, None, None, None]).sqrt()
-        noisy = (signal * batch.clean + sigma * batch.noise).contiguous(
+        noisy = (signal * clean + sigma * noise).contiguous(
             memory_format=torch.channels_last
         )
         with in_precision(config.arithmetic, device):
             states = networks["text_encoder"](
-                token_ids(tokenizer, batch.captions).to(device)
+                token_ids(tokenizer, captions).to(device)
             ).last_hidden_state
             predicted = networks["denoiser"](noisy, timesteps, states).sample
         error = (
-            (predicted.float() - (signal * batch.noise - sigma * batch.clean))
+            (predicted.float() - (signal * noise - sigma * clean))
             .square()
             .mean(dim=(1, 2, 3))
         )
