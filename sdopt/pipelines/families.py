@@ -259,7 +259,7 @@ def published_twin(
     index: Mapping[str, Any],
     denoiser: Mapping[str, Any],
     scheduler: Mapping[str, Any],
-    names: Collection[str] = (),
+    names: Collection[str],
 ) -> str | None:
     """Returns the model that comes with sdopt and whose denoiser a pipeline has, so that it is sampled as that one.
 

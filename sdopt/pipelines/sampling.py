@@ -113,16 +113,16 @@ def scheduler_like(
     if scheduler.timesteps is not None:
         cls = _spaced(cls, scheduler.timesteps)
     return cls.from_config(
-        own.config, **scheduler_settings(own.config, scheduler, marks)
+        own.config, **scheduler_settings(own.config, scheduler, marks or {})
     )
 
 
 def scheduler_settings(
-    own: Mapping[str, Any], scheduler: Scheduler, marks: Mapping[str, Any] | None = None
+    own: Mapping[str, Any], scheduler: Scheduler, marks: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns what overrides the configuration `own` of a model's scheduler in that of the chosen one."""
     shift = shift_of(own, scheduler_class(scheduler))
-    return {**unclipped(own, scheduler), **shift, **(marks or {}), **scheduler.options}
+    return {**unclipped(own, scheduler), **shift, **marks, **scheduler.options}
 
 
 def is_flow(config: Mapping[str, Any]) -> bool:

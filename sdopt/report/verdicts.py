@@ -410,8 +410,8 @@ def _printable(text: str) -> str:
 def write_verdicts(
     summary: Summary,
     folder: Path,
-    undecided_passes: bool | None = None,
-    against: str = "",
+    undecided_passes: bool,
+    against: str,
 ) -> None:
     """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder; see `junit`. Raises OSError."""
     write_atomically(folder / "verdicts.json", verdict_json(summary, against))

@@ -69,7 +69,7 @@ def import_all(modules: Iterable[str]) -> dict[str, str]:
     # Imports leave hardly any garbage, and a seventh of their time went into collecting it.
     with (
         environment(hidden),
-        _quiet(TALKATIVE),
+        _quiet(),
         no_garbage(),
         warnings.catch_warnings(),
     ):
@@ -95,9 +95,9 @@ def _is_rocm() -> bool:
 
 
 @contextmanager
-def _quiet(names: Iterable[str]) -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Restricts loggers to errors within the block."""
-    loggers = {logger: logger.level for logger in map(logging.getLogger, names)}
+    loggers = {logger: logger.level for logger in map(logging.getLogger, TALKATIVE)}
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:

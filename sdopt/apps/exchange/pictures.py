@@ -256,7 +256,7 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
     recorded = origins_logged(folder) | origins_in(folder)
     table, listed_rows = _table_in(folder)
     if table is None:
-        return [_as_it_says(file, own=recorded.get(file.name)) for file in files]
+        return [_as_it_says(file, None, recorded.get(file.name)) for file in files]
     rows = [(Path(row.need(*_FILE_COLUMNS)).name, row) for row in listed_rows]
     by_name, there = dict(rows), {file.name for file in files}
     if twice := repeated(name for name, _ in rows):
@@ -340,7 +340,7 @@ def _listed_rows(file: Path) -> list[ImportedRow]:
 
 
 def _as_it_says(
-    file: Path, listed: Origin | None = None, own: Origin | None = None
+    file: Path, listed: Origin | None, own: Origin | None
 ) -> ImportedPicture:
     """Returns an image with what the program that wrote it left in the file; what a table lists counts more.
 

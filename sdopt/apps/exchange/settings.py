@@ -427,7 +427,7 @@ def shortened(text: str) -> str:
 
 def others_apart(
     pairs: Iterable[tuple[Mapping[str, str], Mapping[str, str]]],
-    meant: Collection[str] = (),
+    meant: Collection[str],
 ) -> list[str]:
     """Returns in words in which values of `others_of` the images of one program differ, as `differing` does."""
     counts: dict[str, Counter[tuple[str, str]]] = {}

@@ -112,7 +112,7 @@ def why_unknown(name: str) -> str:
 
 
 def with_known_card(
-    overrides: Sequence[str], config_dir: Path | None = None
+    overrides: Sequence[str], config_dir: Path | None
 ) -> tuple[list[str], AskedCard]:
     """Returns overrides whose card is an option of `hardware`, and the cards that its name means.
 

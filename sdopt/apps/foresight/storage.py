@@ -78,7 +78,7 @@ class Storage:
 
 def weights_in(folder: Path, storage: Storage, dtype: torch.dtype) -> dict[str, float]:
     """Returns the GiB of each network of a folder's pipeline."""
-    from sdopt.apps.foresight.transformers import network
+    from sdopt.apps.foresight.trace import network
 
     family, weights = family_of_folder(folder), {}
     for number, name in enumerate(("vae", family.denoiser, *family.encoders), -1):

@@ -187,9 +187,9 @@ def denoiser_inputs(
 
 
 @lru_cache(maxsize=64)
-def network(folder: Path, name: str) -> Any:
-    """Builds a network of a pipeline's folder on the meta device, in float16."""
-    return on_meta(empty_part(folder, name), torch.float16)
+def network(folder: Path, name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """Builds a network of a pipeline's folder on the meta device, in one type."""
+    return on_meta(empty_part(folder, name), dtype)
 
 
 @lru_cache(maxsize=256)
@@ -203,7 +203,7 @@ def traced(
     """
     from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 
-    part = network(folder, name)
+    part = network(folder, name, torch.float16)
     # Attention that keeps its scores in the kernel, or that writes them to memory.
     part.set_attn_processor(
         AttnProcessor2_0() if attention == FUSED else AttnProcessor()

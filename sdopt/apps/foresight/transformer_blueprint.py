@@ -27,14 +27,13 @@ from sdopt.apps.foresight.storage import (
     gib_of,
     weights_in,
 )
-from sdopt.apps.foresight.trace import on_meta, trace
+from sdopt.apps.foresight.trace import network, on_meta, trace
 from sdopt.apps.foresight.transformers import (
     decoder_costs,
     denoiser_costs,
     encoding_costs,
     for_samples,
     latents_of,
-    network,
     words_of,
 )
 from sdopt.errors import UsageError

@@ -12,30 +12,27 @@ from typing import Any
 import torch
 
 from sdopt.apps.foresight.latency import Costs
-from sdopt.apps.foresight.trace import on_meta, trace
+from sdopt.apps.foresight.trace import network, trace
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import parts_in
 from sdopt.pipelines.families import factor_of, family_of_folder, latent_channels_of
 from sdopt.pipelines.family import Family
-from sdopt.pipelines.random_weights import empty_part
 
 Inputs = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class NetworkCall:
-    """What a call of a denoiser is given.
+    """What a call of a denoiser with one sample is given.
 
     Attributes:
         config: of the denoiser.
-        samples: images, or twice as many where both branches run in one call.
         height, width: of the latents, as the autoencoder has them.
-        words: tokens of text of each sample.
+        words: tokens of text.
         dtype: of the numbers.
     """
 
     config: Any
-    samples: int
     height: int
     width: int
     words: int
@@ -51,59 +48,52 @@ class NetworkCall:
         return torch.empty(shape, dtype=self.dtype, device="meta")
 
     def spatial(self) -> torch.Tensor:
-        """Returns latents (n, C, h, w)."""
-        return self.empty(
-            self.samples, self.config.in_channels, self.height, self.width
-        )
+        """Returns latents (1, C, h, w)."""
+        return self.empty(1, self.config.in_channels, self.height, self.width)
 
     def packed(self) -> torch.Tensor:
-        """Returns latents (n, h·w/4, C)."""
-        return self.empty(self.samples, self.tokens, self.config.in_channels)
+        """Returns latents (1, h·w/4, C)."""
+        return self.empty(1, self.tokens, self.config.in_channels)
 
     def text(self, width: int) -> torch.Tensor:
-        """Returns the states of the text (n, words, width)."""
-        return self.empty(self.samples, self.words, width)
+        """Returns the states of the text (1, words, width)."""
+        return self.empty(1, self.words, width)
 
     def time(self) -> torch.Tensor:
-        """Returns the timestep of each sample."""
-        return self.empty(self.samples)
+        """Returns the timestep."""
+        return self.empty(1)
+
+    def guidance(self) -> Inputs:
+        """Returns the scale of guidance of a network that is told it."""
+        guided = self.config.guidance_embeds
+        return {"guidance": torch.ones(1, device="meta")} if guided else {}
 
     def mask(self) -> torch.Tensor:
         """Returns which tokens of the text count."""
-        return torch.ones(self.samples, self.words, dtype=torch.bool, device="meta")
+        return torch.ones(1, self.words, dtype=torch.bool, device="meta")
 
 
 def _flux(call: NetworkCall) -> Inputs:
-    inputs = {
+    return {
         "hidden_states": call.packed(),
         "encoder_hidden_states": call.text(call.config.joint_attention_dim),
-        "pooled_projections": call.empty(
-            call.samples, call.config.pooled_projection_dim
-        ),
+        "pooled_projections": call.empty(1, call.config.pooled_projection_dim),
         "timestep": call.time(),
         "img_ids": call.empty(call.tokens, 3),
         "txt_ids": call.empty(call.words, 3),
+        **call.guidance(),
     }
-    return inputs | (
-        {"guidance": torch.ones(call.samples, device="meta")}
-        if call.config.guidance_embeds
-        else {}
-    )
 
 
 def _flux2(call: NetworkCall) -> Inputs:
-    inputs = {
+    return {
         "hidden_states": call.packed(),
         "encoder_hidden_states": call.text(call.config.joint_attention_dim),
         "timestep": call.time(),
-        "img_ids": call.empty(call.samples, call.tokens, 4),
-        "txt_ids": call.empty(call.samples, call.words, 4),
+        "img_ids": call.empty(1, call.tokens, 4),
+        "txt_ids": call.empty(1, call.words, 4),
+        **call.guidance(),
     }
-    return inputs | (
-        {"guidance": torch.ones(call.samples, device="meta")}
-        if call.config.guidance_embeds
-        else {}
-    )
 
 
 def _chroma(call: NetworkCall) -> Inputs:
@@ -114,7 +104,7 @@ def _chroma(call: NetworkCall) -> Inputs:
         "img_ids": call.empty(call.tokens, 3),
         "txt_ids": call.empty(call.words, 3),
         "attention_mask": torch.ones(
-            call.samples, call.words + call.tokens, dtype=torch.bool, device="meta"
+            1, call.words + call.tokens, dtype=torch.bool, device="meta"
         ),
     }
 
@@ -123,9 +113,7 @@ def _sd3(call: NetworkCall) -> Inputs:
     return {
         "hidden_states": call.spatial(),
         "encoder_hidden_states": call.text(call.config.joint_attention_dim),
-        "pooled_projections": call.empty(
-            call.samples, call.config.pooled_projection_dim
-        ),
+        "pooled_projections": call.empty(1, call.config.pooled_projection_dim),
         "timestep": call.time(),
     }
 
@@ -135,19 +123,16 @@ def _qwen(call: NetworkCall) -> Inputs:
         "hidden_states": call.packed(),
         "encoder_hidden_states": call.text(call.config.joint_attention_dim),
         "timestep": call.time(),
-        "img_shapes": [[(1, call.height // 2, call.width // 2)]] * call.samples,
+        "img_shapes": [[(1, call.height // 2, call.width // 2)]],
     }
 
 
 def _z_image(call: NetworkCall) -> Inputs:
     shape = call.config.in_channels, 1, call.height, call.width
     return {
-        "x": [call.empty(*shape) for _ in range(call.samples)],
+        "x": [call.empty(*shape)],
         "t": call.time(),
-        "cap_feats": [
-            call.empty(call.words, call.config.cap_feat_dim)
-            for _ in range(call.samples)
-        ],
+        "cap_feats": [call.empty(call.words, call.config.cap_feat_dim)],
     }
 
 
@@ -172,7 +157,7 @@ def _sana(call: NetworkCall) -> Inputs:
 
 def _lumina2(call: NetworkCall) -> Inputs:
     # The lengths of texts are read from the mask, which needs its values.
-    mask = torch.ones(call.samples, call.words, dtype=torch.bool, device="cpu")
+    mask = torch.ones(1, call.words, dtype=torch.bool, device="cpu")
     return {
         "hidden_states": call.spatial(),
         "encoder_hidden_states": call.text(call.config.cap_feat_dim),
@@ -209,18 +194,16 @@ def step_inputs(
     family: Family,
     size: tuple[int, int],
     factor: int,
-    samples: int,
     words: int,
 ) -> Inputs:
-    """Returns the inputs of one call of a transformer; all tensors have the type of its weights.
+    """Returns the inputs of one call of a transformer on one sample; all tensors have the type of its weights.
 
     Args:
         denoiser: the transformer.
         family: of its pipeline.
         size: width and height of the images in pixels.
         factor: pixels a side of a latent.
-        samples: of the call.
-        words: tokens of text of each sample.
+        words: tokens of text.
 
     Raises:
         UsageError: sdopt does not know how its class is called.
@@ -234,7 +217,6 @@ def step_inputs(
     return INPUTS[kind](
         NetworkCall(
             denoiser.config,
-            samples,
             height,
             width,
             words,
@@ -278,16 +260,12 @@ def denoiser_costs(
     """
     family = family_of_folder(folder)
     denoiser, vae = (network(folder, name) for name in (family.denoiser, "vae"))
-    costs = trace(
-        denoiser, **step_inputs(denoiser, family, size, factor_of(vae.config), 1, words)
-    )
-    costs = replace(
-        costs, stored=float(sum(weight.numel() for weight in denoiser.parameters()))
-    )
+    factor = factor_of(vae.config)
+    costs = trace(denoiser, **step_inputs(denoiser, family, size, factor, words))
+    stored = float(sum(weight.numel() for weight in denoiser.parameters()))
+    costs = replace(costs, stored=stored)
     return (
-        _with_scores(costs, denoiser.config, size, factor_of(vae.config), words)
-        if scores
-        else costs
+        _with_scores(costs, denoiser.config, size, factor, words) if scores else costs
     )
 
 
@@ -340,12 +318,6 @@ def for_samples(one: Costs, samples: int) -> Costs:
         stored=one.stored,
         peak=one.peak * samples,
     )
-
-
-@lru_cache(maxsize=16)
-def network(folder: Path, name: str) -> Any:
-    """Builds a network of a pipeline's folder on the meta device, in bfloat16."""
-    return on_meta(empty_part(folder, name), torch.bfloat16)
 
 
 def encoding_costs(folder: Path, prompts: int) -> Costs:
