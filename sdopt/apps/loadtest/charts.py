@@ -1,6 +1,7 @@
 """Draws a load test: its plots, and the page that holds them."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -125,25 +126,26 @@ def _named(figures: RowFigures) -> dict[str, Any]:
     return {"row": row.name, "variant": row.variant, "policy": row.policy}
 
 
+def _by_rate(figures: Sequence[RowFigures]) -> Iterator[tuple[RowFigures, float]]:
+    """Yields the figures of each row with each of its rates."""
+    for of_row in figures:
+        for rate in sorted(of_row.windows):
+            yield of_row, rate
+
+
 def _latencies(figures: Sequence[RowFigures], key: str) -> Iterator[dict[str, Any]]:
-    for each in figures:
-        for rate in sorted(each.windows):
-            seconds = each.mean(rate, key)
-            if seconds is not None:
-                yield _named(each) | {
-                    "rate": rate,
-                    "seconds": seconds,
-                    "simulated": False,
-                }
-            predicted = [
-                p
-                for replicate in each.row.replicates
-                for p in replicate.predicted
-                if p.rate == rate
-            ]
-            if predicted:
-                mean = sum(getattr(p, key) for p in predicted) / len(predicted)
-                yield _named(each) | {"rate": rate, "seconds": mean, "simulated": True}
+    for of_row, rate in _by_rate(figures):
+        at = _named(of_row) | {"rate": rate}
+        seconds = of_row.mean(rate, key)
+        if seconds is not None:
+            yield at | {"seconds": seconds, "simulated": False}
+        windows = chain.from_iterable(
+            replicate.predicted for replicate in of_row.row.replicates
+        )
+        predicted = [getattr(window, key) for window in windows if window.rate == rate]
+        if predicted:
+            mean = sum(predicted) / len(predicted)
+            yield at | {"seconds": mean, "simulated": True}
 
 
 _GOODPUT = "Images within the limit a second. The dotted line is all that is asked for."
@@ -152,13 +154,12 @@ _GOODPUT = "Images within the limit a second. The dotted line is all that is ask
 def goodput_plot(figures: Sequence[RowFigures]) -> Spec | None:
     """Plots images within the limit a second, by the rate of requests; None without a window."""
     points = [
-        _named(each) | {"rate": rate, "images": each.mean(rate, "goodput")}
-        for each in figures
-        for rate in sorted(each.windows)
+        _named(of_row) | {"rate": rate, "images": of_row.mean(rate, "goodput")}
+        for of_row, rate in _by_rate(figures)
     ]
     x = encoding("rate:Q", title=_RATE)
     y = encoding("images:Q", title="images in time a second")
-    most = max((rate for each in figures for rate in each.windows), default=0.0)
+    most = max((rate for _, rate in _by_rate(figures)), default=0.0)
     if not points:
         return None
     asked = [{"rate": rate, "images": rate} for rate in (0, most)]
@@ -210,16 +211,11 @@ def batch_plots(figures: Sequence[RowFigures]) -> Views:
         for each in figures
         if len(each.row.service_s) > 1
     }
-    points = [
-        {
-            "variant": variant,
-            "batch": size,
-            "images": size / seconds,
-            "seconds": seconds,
-        }
-        for variant, service_s in services.items()
-        for size, seconds in service_s.items()
-    ]
+    points = []
+    for variant, service_s in services.items():
+        for size, seconds in service_s.items():
+            point = {"variant": variant, "batch": size, "seconds": seconds}
+            points.append(point | {"images": size / seconds})
     if not points:
         return []
     x = encoding("batch:O", title="batch size", axis={"labelAngle": 0})

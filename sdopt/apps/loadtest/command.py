@@ -2,12 +2,14 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
+from itertools import chain, product
 from pathlib import Path
+from typing import Any
 
 from sdopt.apps.loadtest.config import LoadConfig, load_config
 from sdopt.apps.loadtest.record import LoadRecord, LoadRow, answer_of, blocks_of
@@ -86,11 +88,7 @@ def run(
             chosen.hardware.price_per_hour,
         )
         machine, context = find_machine(context, plan.baseline.hardware, data_sheets)
-        rows = [
-            (variant, policy)
-            for variant in plan.variants
-            for policy in policies.values()
-        ]
+        rows = list(product(plan.variants, policies.values()))
         refused = [
             unservable(variant, policy, machine.device) for variant, policy in rows
         ]
@@ -101,9 +99,7 @@ def run(
         ]
         # As in a study: some may be left out, but neither the baseline nor all others.
         if refused[0] or (candidates and all(candidates)):
-            raise ConflictError(
-                list(dict.fromkeys(reason for reasons in refused for reason in reasons))
-            )
+            raise ConflictError(list(dict.fromkeys(chain.from_iterable(refused))))
         call_s = None
         if load.rates is None:
             call_s, _, _ = foreseen([plan.baseline], machine, context)
@@ -229,11 +225,11 @@ def _work_beside(variant: Variant, baseline: Variant) -> tuple[list[str], list[s
         }
         unlike["model"] = (variant.model.source, baseline.model.source)
         chosen.pop("model", None)
-    words = [
-        [f"{key} {old} → {new}" for key, (new, old) in found.items()]
-        for found in (chosen, unlike)
-    ]
-    return words[0], words[1]
+    return _in_words(chosen), _in_words(unlike)
+
+
+def _in_words(differing: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    return [f"{key} {old} → {new}" for key, (new, old) in differing.items()]
 
 
 def _measure_url(

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -79,7 +80,8 @@ class LoadRow:
     @property
     def windows(self) -> list[Window]:
         """Those of all replicates."""
-        return [window for each in self.replicates for window in each.windows]
+        replicates = (replicate.windows for replicate in self.replicates)
+        return list(chain.from_iterable(replicates))
 
     @property
     def images(self) -> int:
@@ -90,7 +92,8 @@ class LoadRow:
 
     def came(self, key: str) -> list[str]:
         """Returns the `sizes` or `kinds` of all its images."""
-        return sorted({one for window in self.windows for one in getattr(window, key)})
+        of_windows = (getattr(window, key) for window in self.windows)
+        return sorted(set(chain.from_iterable(of_windows)))
 
 
 @dataclass
@@ -204,10 +207,7 @@ def figures_of(
     row: LoadRow, baseline: LoadRow, wanted: Callable[[int], float]
 ) -> RowFigures:
     """Returns the figures of a row, beside those of the baseline in the same replicates; `wanted` as in `max_rate`."""
-    mine, base = (
-        {r.number: max_rate(r.windows, wanted) for r in each.replicates}
-        for each in (row, baseline)
-    )
+    mine, base = _max_rates(row, wanted), _max_rates(baseline, wanted)
     most, bound = _over(
         [rate for rate, _ in mine.values()], [each for _, each in mine.values()]
     )
@@ -218,12 +218,21 @@ def figures_of(
         relations += [mine_is, {"<": ">", ">": "<"}.get(base_is, base_is)]
     ratio, ratio_bound = _over(ratios, relations) if ratios else (None, "=")
     windows: dict[float, list[Window]] = {}
-    for replicate in row.replicates:
-        for window in replicate.windows:
-            windows.setdefault(window.rate, []).append(window)
+    for window in row.windows:
+        windows.setdefault(window.rate, []).append(window)
     return RowFigures(
         row, most, bound, None if ratio_bound == "?" else ratio, ratio_bound, windows
     )
+
+
+def _max_rates(
+    row: LoadRow, wanted: Callable[[int], float]
+) -> dict[int, tuple[float, str]]:
+    """Returns the highest rate of each replicate by its number, as `max_rate` does."""
+    return {
+        replicate.number: max_rate(replicate.windows, wanted)
+        for replicate in row.replicates
+    }
 
 
 def _over(values: Sequence[float], relations: Sequence[str]) -> tuple[Interval, str]:
@@ -316,12 +325,7 @@ def rate_text(figures: RowFigures) -> str:
 def _header_texts(record: LoadRecord) -> Sequence[str]:
     """Returns what the figures of a record rest on."""
     replicates = max((len(row.replicates) for row in record.rows), default=0)
-    windows = [
-        window
-        for row in record.rows
-        for each in row.replicates
-        for window in each.windows
-    ]
+    windows = list(chain.from_iterable(row.windows for row in record.rows))
     most = max((window.requests for window in windows), default=0)
     shares = [window.disturbed for window in windows if window.disturbed is not None]
     disturbed = [
@@ -435,12 +439,8 @@ def blocks_of(record: LoadRecord, brief: bool = False) -> list[Block]:
 
 
 def _not_measured(record: LoadRecord) -> Iterator[str]:
-    counted = any(
-        window.image_j
-        for row in record.rows
-        for each in row.replicates
-        for window in each.windows
-    )
+    windows = chain.from_iterable(row.windows for row in record.rows)
+    counted = any(window.image_j for window in windows)
     shown = []
     if counted:
         shown.append("energy")
@@ -516,8 +516,6 @@ def page_table(record: LoadRecord) -> str:
 
 def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:
     rate = figures.typical
-    cost, image_j = figures.cost(record.price_per_hour), figures.mean(rate, "image_j")
-    memory = figures.row.memory_gib
     seconds = [
         figures.mean(rate, key)
         for key in ("p50_s", "p95_s", "p99_s", "queue_s", "compute_s")
@@ -530,13 +528,13 @@ def _line(record: LoadRecord, figures: RowFigures) -> list[Cell | str]:
         if figures.ratio
         else "",
         f"{rate:.3g}/s",
-        *("" if value is None else f"{value:.3g} s" for value in seconds),
-        _number(figures.mean(rate, "batch")),
-        f"{lost:.3g}" if lost else "",
-        _number(figures.gap),
-        "" if memory is None else f"{memory:.2f} GiB",
-        "" if image_j is None else f"{image_j:.3g} kJ",
-        "" if cost is None else f"{cost:.3g}",
+        *(_shown("{:.3g} s", value) for value in seconds),
+        _shown("{:.2f}", figures.mean(rate, "batch")),
+        _shown("{:.3g}", lost or None),
+        _shown("{:.2f}", figures.gap),
+        _shown("{:.2f} GiB", figures.row.memory_gib),
+        _shown("{:.3g} kJ", figures.mean(rate, "image_j")),
+        _shown("{:.3g}", figures.cost(record.price_per_hour)),
     ]
 
 
@@ -559,28 +557,29 @@ def windows_table(figures: Sequence[RowFigures]) -> Table:
         "p99",
     ]
     headings += ["refused", "errors", "sent late by", "disturbed"]
-    rows = [
-        [
-            each.row.name,
-            f"{window.rate:.3g}",
-            f"{window.achieved:.3g}",
-            f"{window.goodput:.3g}",
-            f"{100 * window.attainment:.1f} %",
-            *(
-                "" if value is None else f"{value:.3g} s"
-                for value in (window.p50_s, window.p95_s, window.p99_s)
-            ),
-            str(window.rejected),
-            str(window.errors),
-            f"{1000 * window.lag_s:.1f} ms",
-            "" if window.disturbed is None else f"{100 * window.disturbed:.0f} %",
-        ]
-        for each in figures
-        for rate in sorted(each.windows)
-        for window in each.windows[rate]
-    ]
+    rows = []
+    for of_row in figures:
+        for _, windows in sorted(of_row.windows.items()):
+            rows += [[of_row.row.name, *_window_cells(window)] for window in windows]
     return Table(headings, rows, numbers=headings[1:])
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _window_cells(window: Window) -> list[str]:
+    return [
+        f"{window.rate:.3g}",
+        f"{window.achieved:.3g}",
+        f"{window.goodput:.3g}",
+        f"{100 * window.attainment:.1f} %",
+        _shown("{:.3g} s", window.p50_s),
+        _shown("{:.3g} s", window.p95_s),
+        _shown("{:.3g} s", window.p99_s),
+        str(window.rejected),
+        str(window.errors),
+        f"{1000 * window.lag_s:.1f} ms",
+        "" if window.disturbed is None else f"{100 * window.disturbed:.0f} %",
+    ]
+
+
+def _shown(form: str, value: float | None) -> str:
+    """Returns a figure in some form; "" if there is none."""
+    return "" if value is None else form.format(value)
