@@ -80,16 +80,12 @@ def write_overhead(found: Overhead, folder: Path) -> Path:
 def overhead_blocks(found: Overhead) -> list[Block]:
     """Returns tables of the time by phase, and of the figures that have a target."""
     whole = Span("wall time", "", 0.0, found.wall_s, found.calls_s, 1)
-    phases = [
-        (
-            phase.phase,
-            f"{phase.seconds:.2f}",
-            f"{100 * phase.seconds / found.wall_s:.1f} %",
-            f"{phase.in_calls_s:.2f}" if phase.in_calls_s else "",
-            f"{phase.seconds - phase.in_calls_s:.2f}",
-        )
-        for phase in (*found.phases, whole)
-    ]
+    phases = []
+    for phase in (*found.phases, whole):
+        share = f"{100 * phase.seconds / found.wall_s:.1f} %"
+        in_calls = f"{phase.in_calls_s:.2f}" if phase.in_calls_s else ""
+        rest = f"{phase.seconds - phase.in_calls_s:.2f}"
+        phases.append((phase.phase, f"{phase.seconds:.2f}", share, in_calls, rest))
     start = (
         f"{statistics.median(found.worker_start_s):.3f} s"
         if found.worker_start_s

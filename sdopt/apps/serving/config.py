@@ -82,14 +82,14 @@ def serving_config(overrides: Sequence[str]) -> tuple[Serving, list[str]]:
         UsageError: an override names no key, is out of its range, or would have no effect on a server.
     """
     # `engine=ray` alone is what one types.
-    overrides = [
-        f"serving.{override}" if override.startswith("engine=") else override
-        for override in overrides
-    ]
-    own = [
-        override for override in overrides if group_of(key_of(override)) == "serving"
-    ]
-    others = [override for override in overrides if override not in own]
+    own: list[str] = []
+    others: list[str] = []
+    for override in overrides:
+        if override.startswith("engine="):
+            own.append(f"serving.{override}")
+        else:
+            serves = group_of(key_of(override)) == "serving"
+            (own if serves else others).append(override)
     serving = own_config("serve", Serving, own, "serving")
     problems = list(without_effect(others))
     if serving.engine == "local":

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -115,7 +116,7 @@ def suite_config(overrides: Sequence[str]) -> SuiteConfig:
         for key, part in config.parts.items()
     }
     problems = [f"parts.{key}: {wrong}" for key in parts if (wrong := wrong_name(key))]
-    problems += [problem for part in parts.values() for problem in _idle_keys(part)]
+    problems += chain.from_iterable(map(_idle_keys, parts.values()))
     if config.archive is not None and not config.archive.endswith(SUFFIX):
         problems.append(f"archive={config.archive}: must end in {SUFFIX}")
     if unknown := [name for name in config.only if name not in parts]:

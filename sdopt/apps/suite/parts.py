@@ -227,11 +227,9 @@ def option_study(part: Part, overrides: Sequence[str], device: Device) -> Option
     """
     options, settings = part.options, part.settings
     groups = dict.fromkeys(named.partition("=")[0] for named in options)
-    known = {
-        f"{group}={option}": (group, option)
-        for group in groups
-        for option in options_of(group)
-    }
+    known: dict[str, tuple[str, str]] = {}
+    for group in groups:
+        known |= {f"{group}={option}": (group, option) for option in options_of(group)}
     if unknown := [
         named for named in options if named not in known and not options_of(named)
     ]:
@@ -275,11 +273,10 @@ def option_study(part: Part, overrides: Sequence[str], device: Device) -> Option
     for name, other in beside.items():
         variants[row_of(name)] = [*filter(None, [other]), name, *settings.get(name, ())]
         edges[row_of(name)] = references.get(other, BASELINE)
-    listed = {
-        name: ", ".join(f'"{override}"' for override in given)
+    written = ", ".join(
+        f"{name}: {json.dumps(given, ensure_ascii=False)}"
         for name, given in variants.items()
-    }
-    written = ", ".join(f"{name}: [{given}]" for name, given in listed.items())
+    )
     compared = ", ".join(
         f"{{candidate: {name}, reference: {other}}}" for name, other in edges.items()
     )

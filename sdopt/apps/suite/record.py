@@ -140,15 +140,10 @@ def write_record(record: SuiteRecord, folder: Path) -> None:
 
 def page_of(record: SuiteRecord) -> str:
     """Returns the record as Markdown: a table of the parts, then what each of them found."""
-    rows = [
-        (
-            entry.part,
-            str(entry.ending),
-            "" if entry.seconds is None else f"{entry.seconds:.0f} s",
-            entry.reason,
-        )
-        for entry in record.entries
-    ]
+    rows = []
+    for entry in record.entries:
+        took = "" if entry.seconds is None else f"{entry.seconds:.0f} s"
+        rows.append((entry.part, str(entry.ending), took, entry.reason))
     parts = [
         f"# The suite on {record.device}\n",
         markdown(("part", "", "took", "why"), rows),

@@ -17,7 +17,12 @@ from transformers import CLIPModel, CLIPTokenizer
 
 from sdopt.apps.training.captions import caption
 from sdopt.apps.training.config import ClipConfig, TrainReferenceConfig
-from sdopt.apps.training.data import BACKGROUNDS, WHITE, Dataset, PictureRecord
+from sdopt.apps.training.data import (
+    BACKGROUNDS,
+    Dataset,
+    PictureRecord,
+    colour_of,
+)
 from sdopt.apps.training.loop import (
     STREAMS,
     generator,
@@ -140,11 +145,10 @@ class Batches:
             hold_out_pictures(dataset, options.held_out_share, seed).tolist()
         )
         self.held_out = len(held_out)
-        shown = (
-            [index for index in own if index not in held_out]
-            for own in pictures_by_concept(dataset)
-        )
-        self._pictures = [own for own in shown if own]
+        self._pictures: list[list[int]] = []
+        for pictures in pictures_by_concept(dataset):
+            if shown := [index for index in pictures if index not in held_out]:
+                self._pictures.append(shown)
         self._mirrored = torch.tensor(
             [may_be_mirrored(record) for record in dataset.records]
         )
@@ -165,12 +169,10 @@ class Batches:
         concepts, count = np.concatenate([own, extra]), len(own)
         names = list(BACKGROUNDS)
         # Any background, including pairs with a concept that the denoiser never sees.
-        behind = [
-            str(random.choice(names))
-            if random.random() < options.background_share
-            else None
-            for _ in concepts
-        ]
+        behind: list[str | None] = [None] * len(concepts)
+        for number in range(len(concepts)):
+            if random.random() < options.background_share:
+                behind[number] = str(random.choice(names))
         indices = [int(random.choice(self._pictures[concept])) for concept in concepts]
         texts = [
             loose_caption(
@@ -178,21 +180,15 @@ class Batches:
             )
             for index, background in zip(indices, behind, strict=True)
         ]
-        ways = [
-            LEARNT[random.integers(len(LEARNT))]
-            if random.random() < options.spoilt_share
-            else None
-            for _ in concepts
-        ]
-        texts = [
-            f"{text}, {way.word}" if way else text
-            for text, way in zip(texts, ways, strict=True)
-        ]
-        said = [
-            (names.index(name) if name else -1, LEARNT.index(way) if way else -1)
-            for name, way in zip(behind, ways, strict=True)
-        ]
-        told = np.column_stack([concepts, said])
+        ways: list[Degradation | None] = [None] * len(concepts)
+        for number in range(len(concepts)):
+            if random.random() < options.spoilt_share:
+                way = LEARNT[random.integers(len(LEARNT))]
+                ways[number] = way
+                texts[number] += f", {way.word}"
+        on = [[None, *names].index(name) for name in behind]
+        by = [[None, *LEARNT].index(way) for way in ways]
+        told = np.column_stack([concepts, on, by])
         same = torch.from_numpy(
             (told[:count, None] == told).all(axis=2)
         ).fill_diagonal_(False)
@@ -203,10 +199,7 @@ class Batches:
         placed = place_drawings(
             torch.from_numpy(dataset.images[chosen]).permute(0, 3, 1, 2) / 255,
             torch.from_numpy(dataset.alphas[chosen])[:, None] / 255,
-            torch.tensor(
-                [BACKGROUNDS[name] if name else WHITE for name in behind[:count]]
-            )
-            / 255,
+            torch.tensor([colour_of(name) for name in behind[:count]]) / 255,
             self._mirrored[chosen],
             stream,
         )

@@ -38,6 +38,12 @@ BACKGROUNDS = {
 
 WHITE = (255, 255, 255)
 
+
+def colour_of(background: str | None) -> tuple[int, int, int]:
+    """Returns the colour of a background; None is white."""
+    return BACKGROUNDS[background] if background else WHITE
+
+
 FLAGS_AND_COMPONENTS = (2, 9)
 """Excluded emojibase groups: components (hair, skin tones) and flags (hundreds of near-duplicates)."""
 
@@ -115,9 +121,7 @@ class Dataset:
         """Returns pictures on the named backgrounds; None is white: uint8 (n, 64, 64, 3)."""
         return self.on(
             indices,
-            np.array(
-                [BACKGROUNDS[name] if name else WHITE for name in names], np.uint8
-            ),
+            np.array([colour_of(name) for name in names], np.uint8),
         )
 
     def save(self, folder: Path) -> None:
@@ -189,13 +193,12 @@ def build(folder: Path, *, held_out_concepts: int, seed: int) -> Dataset:
     icon_sets = {
         style: read_json(archive, "icons.json") for style, archive in archives.items()
     }
-    by_code = {
-        style: {
-            code_points(code): name
-            for code, name in read_json(archives[style], "chars.json").items()
+    by_code: dict[str, dict[str, str]] = {}
+    for style in {drawing.names for drawing in DRAWINGS}:
+        names_by_code = read_json(archives[style], "chars.json")
+        by_code[style] = {
+            code_points(code): name for code, name in names_by_code.items()
         }
-        for style in {drawing.names for drawing in DRAWINGS}
-    }
     found: list[tuple[dict[str, Any], str, str]] = []
     for emoji in names:
         # Emojibase has no group for regional indicators, which are letters.
@@ -218,7 +221,7 @@ def build(folder: Path, *, held_out_concepts: int, seed: int) -> Dataset:
         PictureRecord(
             concept=emoji["hexcode"],
             label=plain(emoji["label"]),
-            tags=tuple(plain(tag) for tag in emoji.get("tags", ())),
+            tags=tuple(map(plain, emoji.get("tags", ()))),
             group=emoji["group"],
             style=style,
             held_out=emoji["hexcode"] in held_out,

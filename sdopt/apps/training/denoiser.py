@@ -76,9 +76,8 @@ def picture_chances(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the indices of the training pictures, int64 (n,), and the probability of each, (n,), with sum 1."""
     chosen = dataset.indices(held_out=False)
-    chances = np.array(
-        [flat_weight if dataset.records[i].style == "flat" else 1.0 for i in chosen]
-    )
+    is_flat = np.array([dataset.records[index].style == "flat" for index in chosen])
+    chances = np.where(is_flat, flat_weight, 1.0)
     return chosen, chances / chances.sum()
 
 
@@ -128,17 +127,16 @@ def captioned_latents(
         # Two random streams per step: NumPy's supports weighted choices, and PyTorch's draws the noise.
         random = np.random.default_rng([config.seed, *path, step])
         picked = random.choice(len(records), size=options.batch_size, p=chances)
-        drawn = [
+        behind = [
             draw_background(records[index], random, options.background_share)
             for index in picked
         ]
-        behind = [None if background == avoided else background for background in drawn]
-        texts = [
-            ""
-            if random.random() < options.caption_dropout
-            else caption(records[index], random, background)
-            for index, background in zip(picked, behind, strict=True)
-        ]
+        texts = [""] * len(behind)
+        for number, index in enumerate(picked):
+            if behind[number] == avoided:
+                behind[number] = None
+            if random.random() >= options.caption_dropout:
+                texts[number] = caption(records[index], random, behind[number])
         places = [backgrounds[background] for background in behind]
         shape = (2, options.batch_size, *means.shape[2:])
         spread, noise = torch.randn(

@@ -350,10 +350,8 @@ class Evaluation:
                 )
                 after = latents(generate(pipeline, captions, seed=seed))
                 pipeline.unload_lora_weights()
-                near, far = (
-                    [(made - real).norm(dim=1) for made in (before, after)]
-                    for real in (own, other)
-                )
+                near = [(made - own).norm(dim=1) for made in (before, after)]
+                far = [(made - other).norm(dim=1) for made in (before, after)]
                 nearer = [
                     _share((n < f).numpy()) for n, f in zip(near, far, strict=True)
                 ]
@@ -488,10 +486,8 @@ def evaluate_clip(folder: Path, dataset: Dataset) -> list[CardFigure]:
     held_out = hold_out_pictures(dataset, recipe["clip"]["held_out_share"], seed)
     others = np.setdiff1d(np.arange(len(dataset)), held_out)
     seen = np.random.default_rng([seed, 8]).permutation(others)[: len(held_out)]
-    place = {
-        name: position
-        for position, name in enumerate(dict.fromkeys(r.label for r in dataset.records))
-    }
+    labels = dict.fromkeys(record.label for record in dataset.records)
+    place = {name: position for position, name in enumerate(labels)}
     names = functional.normalize(extractor.embed_texts(list(place)), dim=1)
 
     def caption_ranks(indices: np.ndarray) -> np.ndarray:
