@@ -121,6 +121,11 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of what an error says; its type if it says nothing, as a bare `assert`."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def with_type(error: BaseException) -> str:
     """Returns an error as one line: its type, and what it says."""
     return f"{type(error).__name__}: {one_line(error)}"

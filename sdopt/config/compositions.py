@@ -27,7 +27,7 @@ from sdopt.config.overrides import group_of, key_of, parsed_override
 from sdopt.config.paths import CONF, CONFIG_NAME, options_of, study_named
 from sdopt.config.sections import SECTION_NAMES
 from sdopt.config.sources import read_marked_files
-from sdopt.errors import UsageError, one_line
+from sdopt.errors import UsageError, first_line, one_line
 from sdopt.record.choices import quoted
 from sdopt.text_files import decoded
 
@@ -279,7 +279,7 @@ def in_one_line(error: BaseException) -> str:
     """Returns a line on what Hydra, OmegaConf or YAML refuse: the key or the option, and what they say of it."""
     if isinstance(error, YAMLError):  # says where, and that is on its last lines
         return one_line(error)
-    said = str(error).strip().partition("\n")[0]
+    said = first_line(error)
     if isinstance(error, MissingConfigException):
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         if not group:
@@ -295,8 +295,7 @@ def in_one_line(error: BaseException) -> str:
         return f"{group}={option}: {said.rstrip('.')}{listed}"
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
-        why, _, _ = str(cause).partition("\n")
-        return f"{cause.full_key}: {said.rstrip('.')}; {why}"
+        return f"{cause.full_key}: {said.rstrip('.')}; {first_line(cause)}"
     key = getattr(error, "full_key", None)
     return f"{key}: {said}" if key else said
 

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, first_line
 
 
 def written_key(argument: str) -> str:
@@ -55,8 +55,9 @@ def parsed_override(override: str) -> Override:
             raise UsageError(f"{override}: names no key; write key=value")
         return parsed
     except HydraException as error:
-        said = str(error).splitlines()[0]
-        raise UsageError(f"{override or repr('')}: not an override: {said}") from error
+        raise UsageError(
+            f"{override or repr('')}: not an override: {first_line(error)}"
+        ) from error
 
 
 def listed(override: str) -> list[str] | None:

@@ -12,7 +12,7 @@ from sdopt.config.compositions import Composition, composition_errors
 from sdopt.config.sections import COMMAND_KEYS, SECTION_NAMES, WORK_SECTIONS
 from sdopt.config.typed import MISSING, typed
 from sdopt.contract import Contract
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, first_line
 from sdopt.gate.rule_checks import require_rules
 from sdopt.hardware.cards import require_sheet
 from sdopt.options.base import Optimization
@@ -175,8 +175,7 @@ def _resolved(values: Mapping[str, Any], problems: list[str]) -> Mapping[str, An
                 else node
             )
         except OmegaConfBaseException as error:
-            said, _, _ = str(error).partition("\n")
-            problems.append(f"{error.full_key or key}: {said}")
+            problems.append(f"{error.full_key or key}: {first_line(error)}")
             resolved[key] = _BROKEN
     return resolved
 

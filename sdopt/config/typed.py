@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import ErrorDetails
 
+from sdopt.errors import first_line
 from sdopt.options.base import Optimization
 from sdopt.study.designs import Design
 
@@ -67,7 +68,7 @@ def _class_of(path: str, target: Any, kind: type, problems: list[str]) -> Any:
         module, _, name = target.rpartition(".")
         cls = getattr(import_module(module), name)
     except Exception as error:  # importing a user's own module may raise anything
-        reason = str(error.__cause__ or error).splitlines()[0]
+        reason = first_line(error.__cause__ or error)
         problems.append(
             f"{path}._target_={target}: cannot be imported ({reason}); is its folder on PYTHONPATH?"
         )
@@ -93,9 +94,8 @@ def _validated(
     try:
         built = _adapter(cls).validate_python(values, extra="forbid")
     except PydanticUserError as error:  # of a user's own class
-        said, _, _ = str(error).partition("\n")
         problems.append(
-            f"{path}: {cls.__name__} has a field of a type that no yaml can hold: {said}"
+            f"{path}: {cls.__name__} has a field of a type that no yaml can hold: {first_line(error)}"
         )
         return None
     except ValidationError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, first_line
 from sdopt.pipelines.catalog import (
     PACKAGED,
     part_class,
@@ -466,7 +466,7 @@ def read_latents(file: str) -> Tensor:
         EOFError,
         UnpicklingError,
     ) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         if isinstance(error, UnpicklingError):  # PyTorch advises to run what it holds
             reason = "it is damaged, or holds other objects than tensors"
         raise UsageError(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sdopt.errors import UsageError, os_problem
+from sdopt.errors import UsageError, first_line, os_problem
 from sdopt.hardware.device import Device
 from sdopt.pipelines.factory import Built, built, remember
 from sdopt.programs.code import Unwritable
@@ -117,7 +117,7 @@ def program_drawn(
         traceback.print_exc()
         return replace(
             program,
-            reason=f"it fails here ({type(error).__name__}: {_first_line(error)})",
+            reason=f"it fails here ({type(error).__name__}: {first_line(error)[:200]})",
         )
     return compared(
         replace(program, seconds=time.monotonic() - started), pixels, measured, limit
@@ -174,7 +174,3 @@ def _forget_the_working_folder() -> None:
     sys.path[:] = [
         folder for folder in sys.path if folder in named or folder not in ("", here)
     ]
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "")[:200]

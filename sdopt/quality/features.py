@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, first_line
 from sdopt.pipelines.parts import digest_of
 from sdopt.quality.available import inception_weights, kind_and_source, require_features
 from sdopt.worker.forkserver import environment
@@ -279,9 +279,8 @@ def _from_files(
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise UsageError(
-            f"features {name}: {source} cannot be loaded as a {kind.__name__} ({reason})"
+            f"features {name}: {source} cannot be loaded as a {kind.__name__} ({first_line(error)})"
         ) from error
     if loaded["missing_keys"]:
         # transformers would initialise them at random.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, first_line
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import CandidateFinding
 from sdopt.search.space import Combination, Point, Settings, Space
@@ -74,7 +74,7 @@ class Trials:
             )
         except (SQLAlchemyError, ValueError, OSError) as error:
             raise UsageError(
-                f"search.storage={config.storage}: {str(error).splitlines()[0]}"
+                f"search.storage={config.storage}: {first_line(error)}"
             ) from error
         trials = cls(study, space, config)
         if not study.trials:

@@ -549,6 +549,7 @@ class TestOwnOptions:
             ("def Shading(:\n", "cannot be imported .*invalid syntax"),
             ("raise RuntimeError('no licence')\n", "cannot be imported .*no licence"),
             ("", "cannot be imported .*Shading"),
+            ("assert False\n", "cannot be imported .*AssertionError"),
             (
                 "import torch\n"
                 + SHADING.replace("factor:", "dtype: torch.dtype\n    factor:"),

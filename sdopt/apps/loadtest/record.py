@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from sdopt.apps.traffic.figures import Window, interval_of, max_rate, wanted_share
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, first_line
 from sdopt.record.comparisons import Interval
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.columns import OF_ONE_STUDY, TableView, further_columns, value_cell
@@ -143,9 +143,8 @@ class LoadRecord:
         try:
             return TypeAdapter(cls).validate_json((folder / RECORD).read_bytes())
         except (OSError, ValidationError) as error:
-            reason = str(error).splitlines()[0]
             raise UsageError(
-                f"{folder / RECORD}: is no load test that can be read: {reason}"
+                f"{folder / RECORD}: is no load test that can be read: {first_line(error)}"
             ) from error
 
 
