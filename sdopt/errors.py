@@ -126,6 +126,12 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def some_of(names: Sequence[str], most: int = 1) -> str:
+    """Returns the first of some names and how many more there are, as in `unet.conv_in and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def with_type(error: BaseException) -> str:
     """Returns an error as one line: its type, and what it says."""
     return f"{type(error).__name__}: {one_line(error)}"

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.errors import UsageError, one_line, with_type
+from sdopt.errors import UsageError, one_line, some_of, with_type
 from sdopt.pipelines.catalog import state_of
 from sdopt.pipelines.loading import (
     LoadedModel,
@@ -274,11 +274,10 @@ def _lost(file: Path, model: Model) -> list[str]:
     lost += [name for name in beside if not has_arrived(None, tensors[name])]
     if not lost:
         return []
-    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     why = "this model's networks have no such layer"
     if not reasons and not any(map(_OF_A_NETWORK.match, pairs)):
         why = "no name begins with that of a network, such as unet.; save it again with pipe.save_lora_weights"
-    return [f"holds {lost[0]}{more}, which diffusers would leave out: {why}"]
+    return [f"holds {some_of(lost)}, which diffusers would leave out: {why}"]
 
 
 _OF_A_NETWORK = re.compile(r"unet\.|text_encoder|lora_")

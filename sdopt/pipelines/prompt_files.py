@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from sdopt.errors import some_of
 from sdopt.text_files import NotUtf8Error, decoded
 
 JSON = (".json", ".jsonl", ".ndjson")
@@ -138,8 +139,7 @@ def _shown(name: str) -> str:
 
 
 def _all_shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(map(_shown, names[:_MOST_NAMES])) + more
+    return some_of(list(map(_shown, names)), _MOST_NAMES)
 
 
 _LONGEST_NAME, _MOST_NAMES = 40, 12

@@ -10,7 +10,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-from sdopt.errors import UsageError, first_line
+from sdopt.errors import UsageError, first_line, some_of
 from sdopt.pipelines.catalog import (
     PACKAGED,
     part_class,
@@ -237,18 +237,18 @@ def remarks_on_prompts(workload: Workload, model: Model) -> list[str]:
         )
     if source.comments:
         lines.append(
-            f"{at}: lines that begin with # are comments: {_listed(source.comments)}"
+            f"{at}: lines that begin with # are comments: {some_of(source.comments, _FIRST)}"
         )
     if source.empty:
         lines.append(
-            f"{at}: rows without a prompt are left out: {_listed(source.empty)}"
+            f"{at}: rows without a prompt are left out: {some_of(source.empty, _FIRST)}"
         )
     counts = Counter((prompt.text, prompt.negative) for prompt in chosen)
     if repeated := [
         prompt.place for prompt in chosen if counts[prompt.text, prompt.negative] > 1
     ]:
         lines.append(
-            f"{at}: these prompts occur more than once, and differ in their noise only: {_listed(repeated)}"
+            f"{at}: these prompts occur more than once, and differ in their noise only: {some_of(repeated, _FIRST)}"
         )
     if any(prompt.negative for prompt in chosen) and not is_guided(workload, model):
         lines.append(
@@ -324,11 +324,6 @@ _PLAIN = {
 """What other programs give a meaning, by its name."""
 
 
-def _listed(places: Sequence[str]) -> str:
-    more = f" and {len(places) - _FIRST} more" if len(places) > _FIRST else ""
-    return ", ".join(places[:_FIRST]) + more
-
-
 def _short(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
@@ -365,12 +360,13 @@ def remarks_on_length(workload: Workload, model: Model) -> list[str]:
         if cut:
             lines[
                 f"{_named(workload)}: a text encoder reads {limit} tokens and cuts {len(cut)} of {len(texts)} texts: "
-                f"{_listed(cut)}; it reads nothing of what comes later"
+                f"{some_of(cut, _FIRST)}; it reads nothing of what comes later"
             ] = None
     if words:
         saved = "load a textual inversion in diffusers, and save the pipeline with it"
+        unknown = some_of(sorted(words), _FIRST)
         lines[
-            f"{_named(workload)}: this model was taught no word {_listed(sorted(words))}, and reads it as text: {saved}"
+            f"{_named(workload)}: this model was taught no word {unknown}, and reads it as text: {saved}"
         ] = None
     return list(lines)
 

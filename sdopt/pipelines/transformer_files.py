@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, some_of
 from sdopt.pipelines.catalog import class_name_of, part_class, parts_in, path_of
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.latents import size_of_latents
@@ -200,12 +200,10 @@ def _faults(
         ]
     if left:
         return [
-            f"holds {left[0]}{_more(left)}, which {kind} of this configuration has not, and would run without"
+            f"holds {some_of(left)}, which {kind} of this configuration has not, and would run without"
         ]
     if missing:
-        return [
-            f"lacks {min(missing)}{_more(missing)} of {kind}, and nothing is filled in"
-        ]
+        return [f"lacks {some_of(sorted(missing))} of {kind}, and nothing is filled in"]
     for name, tensor in placed.items():
         shape, needed = list(shape_of(tensor)), list(wanted[name].shape)
         if shape != needed:
@@ -213,10 +211,6 @@ def _faults(
                 f"holds {name} of shape {shape}, and the configuration of the base says {needed}"
             ]
     return []
-
-
-def _more(names: Any) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _placed(
@@ -388,7 +382,7 @@ def _text_encoder(
         )
     if lacking := sorted(info["missing_keys"]):
         return network, [
-            f"lacks {lacking[0]}{_more(lacking)} of the {part}, and nothing is filled in"
+            f"lacks {some_of(lacking)} of the {part}, and nothing is filled in"
         ]
     if others := sorted(
         info["mismatched_keys"]
@@ -399,9 +393,7 @@ def _text_encoder(
         ]
     left = [name for name in info["unexpected_keys"] if not name.endswith(_IDLE)]
     if left:
-        return network, [
-            f"holds {left[0]}{_more(left)}, which the {part} of the base has not"
-        ]
+        return network, [f"holds {some_of(left)}, which the {part} of the base has not"]
     return network, []
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sdopt.errors import some_of
 from sdopt.pipelines.originals import Place, parted, places_in
 from sdopt.pipelines.parts import shape_of
 
@@ -71,9 +72,8 @@ class Converted:
     def problems(self) -> list[str]:
         """Returns why it would not arrive as a whole, or would change nothing; [] if it does neither."""
         if self.left:
-            more = f" and {len(self.left) - 1} more" if len(self.left) > 1 else ""
             return [
-                f"holds {self.left[0]}{more}, for which this model has no layer, and would be left out"
+                f"holds {some_of(self.left)}, for which this model has no layer, and would be left out"
             ]
         if self.widths:
             return [f"cannot be loaded into this model: {self.widths[0]}"]
