@@ -293,4 +293,4 @@ def busy_share(variant: VariantResult) -> float | None:
         steps = measurement.stages_s.get("denoiser_step")
         if busy_s is not None and steps:
             shares.append(min(1.0, busy_s / float(np.mean(steps))))
-    return float(np.median(shares)) if shares else None
+    return _median(shares)

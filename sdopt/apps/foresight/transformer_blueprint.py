@@ -48,9 +48,10 @@ from sdopt.options.precision import FullVae
 from sdopt.options.quantization import Quantized, QuantizedTextEncoders, TorchAo
 from sdopt.options.text_encoder_offload import TextEncoderOffload
 from sdopt.pipelines.catalog import ARCHITECTURES
-from sdopt.pipelines.families import family_of_folder
+from sdopt.pipelines.families import factor_of, family_of_folder
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.loading import family_of, guidance_of
+from sdopt.pipelines.random_weights import empty_part
 from sdopt.pipelines.transformer_files import is_gguf, stored_parts
 from sdopt.schema import Shape
 from sdopt.variant import Variant
@@ -213,25 +214,13 @@ def _in_pieces(
     tiny: bool,
 ) -> Costs:
     """Traces the decoding of images in pieces, or by a tiny autoencoder: as many ways to fit into a card have it."""
-    vae = on_meta(_tiny_vae(folder) if tiny else empty_vae(folder), dtype)
-    pipe: Any = SimpleNamespace(vae=vae, vae_scale_factor=_factor(vae))
+    # Made anew, since options change it.
+    vae = on_meta(_tiny_vae(folder) if tiny else empty_part(folder, "vae"), dtype)
+    pipe: Any = SimpleNamespace(vae=vae, vae_scale_factor=factor_of(vae.config))
     for option in pieces:
         option.apply(pipe)
     latents = latents_of(network(folder, "vae"), size, images, dtype)
     return trace(vae.decode, latents, kept=[latents])
-
-
-def empty_vae(folder: Path) -> Any:
-    """Builds the autoencoder of a folder anew, since options change it."""
-    from sdopt.pipelines.random_weights import empty_part
-
-    return empty_part(folder, "vae")
-
-
-def _factor(vae: Any) -> int:
-    from sdopt.pipelines.families import factor_of
-
-    return factor_of(vae.config)
 
 
 def _largest_layer(folder: Path, names: tuple[str, ...], dtype: torch.dtype) -> float:
