@@ -250,7 +250,7 @@ def answer_of(record: LoadRecord) -> str:
     ]
     if unlike:
         before = f"Not the same work: {'; '.join(unlike)}. "
-    others = [text for row in record.rows for text in _unlike_asked(row)]
+    others = list(chain.from_iterable(map(_unlike_asked, record.rows)))
     if others:
         before += f"Not what was asked for: {'; '.join(others)}. "
     return f"{before}{_most(record)}"

@@ -247,11 +247,6 @@ async def _send(
     )
 
 
-def _number(value: Any) -> float | None:
-    """Returns what a server tells; None of what is no number."""
-    return value if isinstance(value, int | float) else None
-
-
 def _images_in(content: bytes) -> list[dict[str, Any]]:
     """Returns the images of an answer, with what is told of each; [] without one."""
     try:
