@@ -101,18 +101,13 @@ _OF_FORMAT = 1.5
 
 def _written_again(folders: Sequence[Sequence[ImportedPicture]]) -> dict[int, int]:
     """Returns of images that lost details the earliest one that they look like in every folder."""
-    lossy = np.array(
-        [
-            any(picture.written.lossy for picture in there)
-            for there in zip(*folders, strict=True)
-        ]
-    )
-    if not lossy.any():
+    lost: list[bool] = []
+    for partners in zip(*folders, strict=True):
+        lost.append(any(picture.written.lossy for picture in partners))
+    if not any(lost):
         return {}
-    reduced = [
-        np.stack([picture.looks.reduced for picture in pictures])
-        for pictures in folders
-    ]
+    lossy = np.array(lost)
+    reduced = list(map(_reduced, folders))
     brightness = reduced[0].mean(axis=1)
     earliest: dict[int, int] = {}
     for position in range(1, len(lossy)):
