@@ -68,10 +68,7 @@ def tflop_per_image(
             denoiser.config, in_channels=channels
         )
         fresh_vae = type(vae).from_config(vae.config)
-        fresh_encoders = [
-            type(unwrapped(encoder))(unwrapped(encoder).config)
-            for encoder in text_encoders_of(pipe)
-        ]
+        fresh_encoders = [_twin_of(encoder) for encoder in text_encoders_of(pipe)]
         states = torch.empty(samples, length, denoiser.config.cross_attention_dim)
         sample = torch.empty(samples, channels, latent, latent)
         conditioned = denoiser.config.get("addition_embed_type") == "text_time"
@@ -115,7 +112,7 @@ def _as_called(
         twin_vae = type(vae).from_config(vae.config)
         counted = {TEXT_ENCODER: 0.0, VAE_ENCODER: 0.0, VAE_DECODER: 0.0}
         for encoder in text_encoders_of(pipe):
-            twin = type(unwrapped(encoder))(unwrapped(encoder).config)
+            twin = _twin_of(encoder)
             # Other kinds of attention ask what a mask holds, which a tensor on the meta device does not say.
             twin.set_attn_implementation("eager")
             counted[TEXT_ENCODER] += sum(
@@ -133,6 +130,12 @@ def _as_called(
         )
     per_image = {stage: tflops / images for stage, tflops in counted.items()}
     return per_image | {"total": sum(per_image.values())}
+
+
+def _twin_of(encoder: Any) -> Any:
+    """Returns a text encoder as another one, with a configuration of its own, which says what computes attention."""
+    network = unwrapped(encoder)
+    return type(network)(copy.deepcopy(network.config))
 
 
 def _steps_tflop(

@@ -120,6 +120,9 @@ class TestPictures:
             counted["txt2img"]["total"] + encoding
         )
         assert "encode" not in vars(host._pipe.vae)
+        # What counts leaves the networks as they were: later images are those of a call.
+        for encoder in (host._pipe.text_encoder, host._pipe.text_encoder_2):
+            assert encoder.config._attn_implementation == "sdpa"
 
     @pytest.mark.parametrize("name", ["sd3", "z_image"])
     def test_operations_are_those_of_any_type(
