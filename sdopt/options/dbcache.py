@@ -32,6 +32,7 @@ class DualBlockCache(Caching):
     assumes = (own_blocks, one_call_a_step)
     keeps_structure = True
     saves_operations = None
+    fixed_batch = True
     idle = "all of {steps} steps are among the first caching.warmup={self.warmup}"
 
     first_blocks: Annotated[int, Field(ge=1, le=1000)] = 1

@@ -70,6 +70,7 @@ def test_floors_change_the_order_of_computation_or_the_noise(
         ([[], ["compiler=inductor"]], None),
         ([[], ["precision=int8_sdnq"]], None),
         ([[], ["workload.batch_size=4"]], None),
+        ([["model=emoji_dit"], ["model=emoji_dit", "caching=dbcache"]], None),
     ],
 )
 def test_the_batch_suits_all_variants(
