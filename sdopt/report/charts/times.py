@@ -204,7 +204,7 @@ def stages_plot(summary: Summary) -> Spec | None:
             start += value
     x = encoding(
         "from:Q",
-        title=f"time of one {_what(summary.result)} by stage ({unit})",
+        title=f"time of one {_what(summary.result)} by stage ({unit}), timed apart: read shares",
         scale={"domainMin": 0, "nice": False},
         axis={"tickCount": FEW_TICKS},
     )
