@@ -111,10 +111,12 @@ class Footprint:
     Attributes:
         floor: weights and activations that must be there together, and the CUDA context.
         likely: with the allocator's slack.
+        quantizing: whether the most is there before weights are quantized.
     """
 
     floor: float
     likely: float
+    quantizing: bool = False
 
     def verdict(self, memory_gib: float) -> str:
         """Returns `fits`, `tight` (only if the allocator gives up its slack) or `does not fit`."""
@@ -394,7 +396,9 @@ def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint
         )
         likely = held + alive * _SLACK
     return Footprint(
-        max(floor, plan.loading) + context, max(likely, plan.loading) + context
+        max(floor, plan.loading) + context,
+        max(likely, plan.loading) + context,
+        plan.loading > floor,
     )
 
 

@@ -252,7 +252,13 @@ def _prediction(
         or without_arithmetic(sheet, variant.number_types)
     )
     if not reason and prediction.is_too_large:
-        reason = f"needs at least {memory.floor:.1f} GiB of {sheet.memory_gib:.1f}: it would spill or run out of memory"
+        at_first = ""
+        if memory.quantizing:
+            at_first = ", before its weights are quantized (memory=[model_offload] quantizes them in host memory)"
+        reason = (
+            f"needs at least {memory.floor:.1f} GiB of {sheet.memory_gib:.1f}{at_first}: it would spill or run out of "
+            "memory"
+        )
     if reason:
         return replace(prediction, reason=reason)
     case = case_of_variant(variant, plan, shape, sheet, software)

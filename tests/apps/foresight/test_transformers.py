@@ -215,6 +215,8 @@ class TestMemory:
             >= plans[1].loading
             > sum(plans[1].weights.values())
         )
+        assert footprint(packed, plans[1]).quantizing
+        assert not footprint(whole, plans[0]).quantizing
 
     def test_guidance_of_two_calls_doubles_a_step_and_not_its_memory(self) -> None:
         with composer_of(["model=emoji_dit"]) as composer:
