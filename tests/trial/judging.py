@@ -345,6 +345,7 @@ def _retouched(harm: Harm, folder: Path, plain: list[ImageRecord]) -> list[Image
             record,
             path=f"{below}/{Path(record.path).name}",
             finite=bool(np.isfinite(image).all()),
+            digest="",
         )
         for record, image in zip(plain, changed.numpy(), strict=True)
     ]
