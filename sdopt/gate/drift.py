@@ -133,8 +133,6 @@ def _notes(
         yield "images were not compared pair by pair"
     if fit.note:
         yield fit.note
-    if fit.refusal:
-        yield fit.refusal
 
 
 # Both results, as rules see them --------------------------------------------------------------------------------------
@@ -152,6 +150,7 @@ def _contexts(
     if folders:
         distances = _distances(later.variant(name), earlier.variant(name), folders)
     floors = _smaller_floors(later, earlier)
+    same_images = _same_images(later.variant(name), earlier.variant(name))
 
     def at(shape_index: int) -> RuleContext:
         views = later.at(shape_index), earlier.at(shape_index)
@@ -181,6 +180,7 @@ def _contexts(
             shape=candidate.config.shapes[0].name if len(later.shapes) > 1 else "",
             floors=floors,
             protocol=later.config.protocol,
+            same_images=same_images,
         )
 
     return [at(shape_index) for shape_index in range(len(later.shapes))]
@@ -258,6 +258,13 @@ def _trust(
         reason = f"in the earlier result: {ruling.text}"
         rulings.append(replace(ruling, verdict=verdict, reason=reason, doubt=""))
     return tuple(rulings)
+
+
+def _same_images(now: VariantResult, then: VariantResult) -> bool:
+    """Returns whether every image of a variant is the same file in both results."""
+    digests = [image.digest for image in now.images]
+    earlier_digests = [image.digest for image in then.images]
+    return bool(digests) and all(digests) and digests == earlier_digests
 
 
 def _distances(

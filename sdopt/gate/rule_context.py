@@ -61,6 +61,7 @@ class RuleContext:
         memory_growth: the factor by which memory may grow without harm on this GPU.
         protocol: says which changes of speed and memory are too small to count.
         slower: how many times as long as the baseline's its calls take at least, if its timing ended early for that.
+        same_images: whether every image of the candidate is the same file as the reference's.
     """
 
     candidate: VariantResult
@@ -77,6 +78,7 @@ class RuleContext:
     memory_growth: float = 1.0
     protocol: Protocol = field(default_factory=Protocol)
     slower: float | None = None
+    same_images: bool = False
 
     @property
     def promises(self) -> list[Promise]:
@@ -129,6 +131,9 @@ class RuleContext:
                 return self._performance(rule, gate)
             if rule.metric == FIRST_IMAGE:
                 return self._first_image(rule)
+            if self.same_images and _is_of_files(rule):
+                reason = f"all {len(self.candidate.images)} images are the same files"
+                return Ruling(rule.test, rule.metric, Verdict.PASS, reason)
             return self._despite_files(self._of_images(rule))
         except UnjudgedError as lacking:
             return unjudged(rule.test, lacking.reason, lacking.metric)
@@ -345,6 +350,14 @@ class RuleContext:
         config = self.candidate.config
         how = how_to_calibrate(config) if self.sees_calls else FROM_FOLDERS
         return f"no calibration for {config.model.name}: {how}"
+
+
+def _is_of_files(rule: Rule) -> bool:
+    """Returns whether a rule is on how files of images differ, which latents may do where the files are the same."""
+    if rule.test in ("non_inferior", "equivalent"):
+        return True
+    family = family_of(rule.metric)
+    return family.needs_pair and family.name != "latents_error"
 
 
 def _bounds_of_ratio(log_ratio: LogRatio, confidence: float | None) -> Bounds:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sdopt.errors import UsageError
+from sdopt.gate.calibration import Fit
 from sdopt.gate.differences import differences
 from sdopt.gate.drift import judge_drift
 from sdopt.gate.judge import exit_code
@@ -23,6 +24,8 @@ from tests.gate.test_judge import FIT, NON_INFERIOR, clip
 from tests.records import disturb, known, reconfigure, retime, samples_of
 
 Results = tuple[StudyResult, StudyResult]
+
+OF_SPEED = [Rule("speedup", "at_least", limit=0.9)]
 
 GATE = Gate(
     "g",
@@ -59,6 +62,26 @@ def test_a_score_that_fell_fails_and_the_same_passes(
         "it": verdict,
     }
     assert "images were not compared" in found[0].note
+
+
+@pytest.mark.parametrize(
+    ("digest", "verdict", "said"),
+    [("same", Verdict.PASS, 0), ("other", Verdict.NOT_COMPARABLE, 1)],
+)
+def test_images_that_are_the_same_files_need_no_calibration(
+    results: Results, digest: str, verdict: Verdict, said: int
+) -> None:
+    later, earlier = results
+    for result in results:
+        for image in result.drawn_images:
+            image.digest = "same"
+    later.variant("it").images[0].digest = digest
+    refusal = "no calibration fits"
+    of_seeds = Rule("clip_score", "non_inferior", deviations=0.25)
+    gate = Gate("g", {"equivalent": [of_seeds, *OF_SPEED]})
+    [_, found] = judge_drift(later, earlier, gate, Fit(refusal=refusal))
+    assert found.verdict is verdict
+    assert "; ".join([*reasons_of(found), found.note]).count(refusal) == said
 
 
 def test_a_speedup_that_was_lost_fails(results: Results) -> None:
