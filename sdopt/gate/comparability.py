@@ -144,7 +144,7 @@ def disturbances(
                 f"from {count} of {len(shares)} calls of '{variant.name}' that decide: "
                 "measure again on an idle machine"
             )
-    return disturbed
+    return list(dict.fromkeys(disturbed))  # a baseline may be compared with itself
 
 
 def uncounted(

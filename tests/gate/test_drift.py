@@ -216,6 +216,8 @@ def test_disturbed_times_of_either_result_decide_nothing(
     assert {judgement.verdict for judgement in found} == {Verdict.INCONCLUSIVE}
     [ruling] = [each for each in found[1].rulings if each.rule == "undisturbed"]
     assert f"in the {which} result: " in ruling.reason
+    [of_baseline] = [each for each in found[0].rulings if each.rule == "undisturbed"]
+    assert of_baseline.reason.count("measure again") == 1
 
 
 @pytest.mark.parametrize(
