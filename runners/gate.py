@@ -95,6 +95,9 @@ def main(argv: list[str]) -> int:
             answer = answers(found, code) | {
                 "verdicts": verdicts if found.sweep else verdicts[0]
             }
+            for study, verdict in zip(answer["studies"], verdicts, strict=True):
+                if verdict is not None:
+                    study["answer"] = verdict["answer"]
             say(answer | ({"problems": problems} if problems else {}))
         return code
 

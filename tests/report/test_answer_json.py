@@ -8,6 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from runners import only_json, printed
+from sdopt.record.files import read_result, write_result
 from sdopt.record.scores import Score
 from sdopt.report.answer_json import Answer, baseline_digest
 from sdopt.report.tables import worst_prompts
@@ -99,6 +100,17 @@ def test_a_gate_answers_with_the_verdicts_that_it_gives_now(
         ).out
     )
     assert mine["verdicts"]["gate"] == "mine"
+    earlier = read_result(own)
+    earlier.id = "another"
+    (tmp_path / "then").mkdir()
+    write_result(earlier, tmp_path / "then")
+    since = json.loads(
+        sdopt(
+            tmp_path, "gate", "own", "gate=default", "--against", "then", "--json"
+        ).out
+    )
+    assert since["studies"][0]["answer"] == since["verdicts"]["answer"]
+    assert "than in the earlier result" in since["verdicts"]["answer"]
     other = json.loads(
         sdopt(
             tmp_path, "gate", "own", "--against", str(sweep_folder / "0"), "--json"
