@@ -209,7 +209,6 @@ def exact(rule: Rule, name: str, score: Score) -> Ruling:
     """Passes if the value is zero for every prompt."""
     values = _by_prompt(name, score.per_prompt)
     wrong = sum(value != 0 for value in values)
-    worst = max(values)
     verdict = Verdict.PASS
     reason = f"all {len(values)} prompts are the same"
     if wrong:
@@ -221,8 +220,6 @@ def exact(rule: Rule, name: str, score: Score) -> Ruling:
         verdict,
         reason,
         score.estimate,
-        low=worst,
-        high=worst,
         margin=0.0,
     )
 

@@ -7,8 +7,11 @@ from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.statistics.bounds import differences
 from sdopt.statistics.change_words import PROPERTIES
+from sdopt.statistics.measures import is_of_images
 from sdopt.statistics.ruling_sentences import (
+    CHANGES,
     CHECKS,
+    OF_DETAIL,
     UNDISTURBED,
     family,
     lower,
@@ -20,18 +23,31 @@ from sdopt.statistics.ruling_sentences import (
 def reasons_of(judgement: Judgement, result: StudyResult | None = None) -> list[str]:
     """Returns the sentences of the rulings that decided a judgement, each once; those on images before the others.
 
-    A reason that several rulings share is said once, with what they are about. Of several rules on one property, such
-    as on its mean and on each prompt, the first one speaks for all.
+    Of failures of images, the one that exceeds what is allowed by the largest factor comes first. A reason that several
+    rulings share is said once, with what they are about. Of several rules on one property, such as on its mean and on
+    each prompt, the first one speaks for all.
     """
-    reasons = []
+    decisive = []
     covered: set[str] = set()
     for cause, rulings in _by_cause(judgement).items():
         properties = _properties(rulings, judgement)
         if properties and properties <= covered:
             continue
         covered |= properties
-        reasons.append(_reason(cause, rulings, judgement, result))
+        decisive.append((cause, rulings))
+    if judgement.verdict is Verdict.FAIL:
+        decisive.sort(key=lambda one: _place(one[1][0]))
+    reasons = [_reason(*one, judgement, result) for one in decisive]
     return list(dict.fromkeys(reasons))
+
+
+def _place(failed: Ruling) -> tuple[int, float]:
+    """Returns where a failure stands: after checks of the measurement, images by what they exceed, and then ratios."""
+    if not is_of_images(failed.metric):
+        return (2 if failed.metric or failed.rule == "must pay" else 0), 0.0
+    if failed.estimate is None or not failed.margin:
+        return 1, -math.inf
+    return 1, -abs(failed.estimate / failed.margin)
 
 
 def _properties(rulings: Sequence[Ruling], judgement: Judgement) -> set[str]:
@@ -79,7 +95,22 @@ def _reason(
         ending = "cannot be told" if first.doubt else "was not judged"
         return f"{_joined(subjects)} {ending}: {cause}"
     worst = worst_prompt(first, judgement, result)
-    return sentence(first, worst, judgement.is_drift)
+    detail = 0.0
+    if result is not None and family(first.metric) in OF_DETAIL:
+        detail = _reference_detail(judgement, result)
+    return sentence(first, worst, judgement.is_drift, detail)
+
+
+def _reference_detail(judgement: Judgement, result: StudyResult) -> float:
+    """Returns the fine detail of the reference's images, from how far the candidate's is from it; 0 if unknown."""
+    score = result.variant(judgement.candidate).quality.get("fine_detail")
+    if score is None or score.estimate is None:
+        return 0.0
+    for ruling in judgement.rulings:
+        is_change = ruling.rule in CHANGES and ruling.estimate is not None
+        if ruling.metric == "fine_detail" and is_change:
+            return score.estimate - (ruling.estimate or 0.0)
+    return 0.0
 
 
 def _is_open(ruling: Ruling) -> bool:

@@ -5,6 +5,8 @@ results of earlier versions are told in the same words. The figures of the stati
 """
 
 import re
+from dataclasses import replace
+from typing import Any
 
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.statistics.change_words import (
@@ -74,14 +76,18 @@ def family(metric: str) -> str:
     return max(fitting, key=len, default=name)
 
 
-def sentence(ruling: Ruling, worst: str = "", drift: bool = False) -> str:
+def sentence(
+    ruling: Ruling, worst: str = "", drift: bool = False, detail: float = 0.0
+) -> str:
     """Returns what a ruling says in one sentence, without a full stop.
 
     Args:
         ruling: of any rule, with any verdict.
         worst: the prompt whose image is the worst by the ruling's metric; "" if it is not known.
         drift: whether the variant was compared with itself in an earlier result.
+        detail: the fine detail of the reference's images, of which changes of it are told as a share; 0 if unknown.
     """
+    ruling = _as_share(ruling, detail)
     if ruling.doubt:
         return f"{subject(ruling)} cannot be told: {ruling.doubt}"
     if ruling.rule in _QUESTIONS and ruling.verdict is not Verdict.FAIL:
@@ -96,6 +102,26 @@ def sentence(ruling: Ruling, worst: str = "", drift: bool = False) -> str:
     if worst and ruling.verdict is Verdict.FAIL:
         text += f", most of all for “{worst}”"
     return text
+
+
+def _as_share(ruling: Ruling, detail: float) -> Ruling:
+    """Returns a ruling with changes of fine detail as shares of the reference's: its own unit tells nobody anything."""
+    name = family(ruling.metric)
+    is_change = name == "detail_error" or ruling.rule in CHANGES
+    if not detail or name not in OF_DETAIL or not is_change:
+        return ruling
+    if ruling.rule == "rarely":  # its figures are shares of prompts
+
+        def share(limit: re.Match[str]) -> str:
+            return f"exceed {float(limit[1]) / detail:.4g}"
+
+        return replace(ruling, reason=_EXCEEDED.sub(share, ruling.reason))
+    amounts: dict[str, Any] = {}
+    for name in ("estimate", "low", "high", "margin"):
+        amount = getattr(ruling, name)
+        if amount is not None:
+            amounts[name] = amount / detail
+    return replace(ruling, **amounts)
 
 
 def _payoff_sentence(ruling: Ruling) -> str:
@@ -215,6 +241,13 @@ _MEASURED_AS = ("mse", "perceptual", "lpips_alex")
 """Distances whose amount is named after the words for them."""
 
 
+OF_DETAIL = ("fine_detail", "detail_error")
+"""Metrics in a unit of their own, of which a change is told as a share of the reference's."""
+
+CHANGES = ("equivalent", "non_inferior")
+"""Rules on how a property of the images differs from the reference's."""
+
+
 _OF_VALUES = ("at_least", "at_most", "within")
 """Rules on a property itself, and not on how it differs from the baseline's."""
 
@@ -275,11 +308,15 @@ def _limit_of_ratio(name: str, limit: float) -> str:
     return f"{way.format(amount)} needed"
 
 
+_EXCEEDED = re.compile(r"exceed ([\d.e+-]+)")
+"""The limit that some prompts exceed, in the reason of a ruling."""
+
+
 def _rarely_text(ruling: Ruling, drift: bool) -> str:
     """Returns for how many prompts images differ by more than a limit."""
     name = family(ruling.metric)
     whose = f"Images of {_counted(ruling)}"
-    exceeded = re.search(r"exceed ([\d.e+-]+)", ruling.reason)
+    exceeded = _EXCEEDED.search(ruling.reason)
     if exceeded is None:
         return f"{whose} differ from {_others(drift)} in {_distance(name)[0]}"
     amount = f"more than {_distance(name)[-1](float(exceeded[1]))}"

@@ -296,7 +296,9 @@ class TestValues:
             study(variant("it", contract="exact"), mse=other), rule, contract="exact"
         )
         assert found.verdict is Verdict.FAIL
-        assert "1 of 48" in str(found.rulings)
+        [exact] = [ruling for ruling in found.rulings if ruling.rule == "exact"]
+        assert exact.reason == "1 of 48 prompts differ"
+        assert exact.low is exact.high is None, "they were the worst prompt's"
 
     def test_of_several_images_of_a_prompt_the_worst_counts(self) -> None:
         """One image of eight that is another's has an eighth of its distance in the mean."""

@@ -107,7 +107,7 @@ def said(rule: Rule, verdict: Verdict) -> str:
     if verdict is Verdict.INCONCLUSIVE and rule.test in ("exact", "every"):
         return "–"
     worst = "a red fox" if has_worst_prompt(rule) else ""
-    return sentence(ruled(rule, verdict), worst=worst)
+    return sentence(ruled(rule, verdict), worst=worst, detail=0.004)
 
 
 def has_worst_prompt(rule: Rule) -> bool:

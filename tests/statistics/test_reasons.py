@@ -4,17 +4,20 @@ import re
 
 import pytest
 
+from sdopt.contract import Contract
 from sdopt.gate.rulings import bounds_of, two_sided
 from sdopt.quality.metrics import FAMILIES
 from sdopt.record.comparisons import Interval
 from sdopt.record.scores import Score
-from sdopt.record.verdicts import Judgement, Ruling, Verdict
+from sdopt.record.verdicts import SINCE, Judgement, Ruling, Verdict
 from sdopt.schema import Rule
 from sdopt.statistics.bounds import subtract
 from sdopt.statistics.measures import SPEEDUP, Ratio
 from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.ruling_sentences import family, sentence
 from sdopt.statistics.words import change_text
+from tests.gate.test_judge import variant
+from tests.records import recorded
 from tests.statistics import reasons_page
 from tests.statistics.reasons_page import ruled, rules
 
@@ -118,6 +121,28 @@ def test_rules_on_one_property_are_one_reason() -> None:
     assert len(said) == 2
     assert said[0].startswith("Images are 4 % darker")
     assert "in what they show" in said[1]
+
+
+def test_the_largest_excess_comes_first_and_fine_detail_is_told_as_a_share() -> None:
+    """Of a fine detail of 0.0031 before, 0.0007 more is much; of what is allowed it is less than the darker images."""
+    judgement = Judgement(
+        "it",
+        "baseline of then",
+        SINCE,
+        Contract.LOSSY,
+        Verdict.FAIL,
+        [
+            Ruling("equivalent", "fine_detail", Verdict.FAIL, "", 7e-4, margin=5e-4),
+            Ruling("equivalent", "brightness", Verdict.FAIL, "", 0.018, margin=0.005),
+            Ruling("at_least", "speedup", Verdict.FAIL, "", 0.1, margin=0.95),
+        ],
+    )
+    it = variant("it", quality={"fine_detail": Score(0.0038)})
+    brightness, detail, speed = reasons_of(judgement, recorded([it], [], "pair"))
+    assert brightness.startswith("Images are 1.8 % darker")
+    others = "those of the earlier result"
+    assert detail == f"Images have 23 % more fine detail than {others} (16 % allowed)"
+    assert speed.startswith("Its speed-up")
 
 
 def test_that_a_gain_is_open_is_no_second_reason_beside_the_speed_that_it_claims() -> (
