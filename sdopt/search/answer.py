@@ -15,7 +15,7 @@ from sdopt.search.findings import RATIOS, CandidateFinding
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import UNKNOWN, front_of
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
-from sdopt.search.run import Search, standing_of
+from sdopt.search.run import Search, budget_text, standing_of
 from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
 from sdopt.statistics.sentences import described, unconfirmed
@@ -132,11 +132,11 @@ def _answer(
 
 def _unjudged(best: SearchEntry, search: Search) -> str:
     """Returns what a search says of its best candidate if the budget left no time to judge it."""
-    needed_s = search.ready_s + (search.unjudged or 0.0)
+    needed_min = math.ceil((search.ready_s + (search.unjudged or 0.0)) / 60)
     return (
         f"Undecided: {best.name} was {_about(best)} faster in a first look; the budget of "
-        f"{search.config.budget_s / 60:.3g} min left no time to judge its images. Judging them takes about "
-        f"{math.ceil(needed_s / 60)} min more: the same command with that budget goes on."
+        f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command goes on "
+        f"and judges them in about {needed_min} min: {budget_text(needed_min)}."
     )
 
 

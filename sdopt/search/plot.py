@@ -18,7 +18,7 @@ _KINDS: dict[str, tuple[str, str]] = {
     "pass": (BLUE, "circle"),
     "undecided": (AMBER, "triangle-up"),
     "not judged": (GREY, "diamond"),
-    "slower": (GREY, "triangle-down"),
+    "beaten": (GREY, "triangle-down"),
     "fail": (VERMILION, "cross"),
     "not enough runs": (GREY, "circle"),
 }

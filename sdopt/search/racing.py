@@ -235,7 +235,7 @@ def race(
         }
         order = contenders(standings, config.error / (config.races + 1))
         gone |= standings.keys() - set(order)
-        drop(standings.keys() - set(order), "slower", why)
+        drop(standings.keys() - set(order), "beaten", why)
         most = max(config.side_by_side, config.finalists)
         if (
             number == config.races
@@ -259,7 +259,7 @@ def race(
 
 
 _WHY = {
-    "latency": "slower than the best one by more than equal baselines differ",
+    "latency": "outpaced by the best one, by more than equal baselines differ",
     "memory": "more memory than the best one, by more than equal baselines differ",
     "distance": "farther from the baseline's images than another one, by more than prompts explain",
 }

@@ -65,7 +65,7 @@ Fate = Literal[
     "pass",  # the gate passes it, but another one that passes was ranked higher
     "undecided",
     "not judged",
-    "slower",
+    "beaten",
     "fail",
     "not enough runs",  # the search has not ended
 ]
@@ -174,8 +174,8 @@ def read_record(folder: Path) -> SearchRecord:
 
 _MEANING = {
     "undecided": "the gate judged it, and neither a gain nor a harm is shown",
-    "not judged": "others promised more",
-    "slower": "another one is better by more than chance explains",
+    "not judged": "others were chosen to be judged",
+    "beaten": "another one is better by more than chance explains",
     "fail": "it cannot run, exceeds a limit, or its images or its speed are worse than the gate allows",
 }
 

@@ -262,12 +262,16 @@ class Search:
         if baseline is None:
             return
         source = "as measured" if self._is_measured else "by `sdopt plan`"
+        least_min = self._least_min(calibrating_s)
         line = (
-            f"to try and to judge one combination takes about {self._least_min(calibrating_s)} min in all here "
+            f"to try and to judge one combination takes about {least_min} min in all here "
             f"({duration_text(baseline.call_s)} a call, {source})"
         )
         if calibrating_s + self.budget.needed_s > self.budget.left_s:
-            line += f"; the budget is {self.config.budget_s / 60:.3g} min, so that what is faster may not be judged"
+            line = (
+                f"a budget of {self.config.budget_s / 60:.3g} min may leave no time to judge what is faster: {line}; "
+                f"{budget_text(least_min)} leaves enough"
+            )
         self.say(line)
 
     @property
@@ -291,8 +295,8 @@ class Search:
         to_try = math.ceil((used_s + least_s) / 60)
         to_judge = math.ceil(_SLACK * self._least_min(calibrating_s))
         raise UsageError(
-            f"search.budget_s={self.config.budget_s:g}: to try one option takes about {to_try} min here, and to judge "
-            f"it about {to_judge} min: give search.budget_s={60 * to_judge}, or to sdopt optimize --budget {to_judge}m"
+            f"search.budget_s={self.config.budget_s:g}: to try one option takes about {to_try} min here; to try one "
+            f"and to judge it takes about {to_judge} min in all: give {budget_text(to_judge)}"
         )
 
     # ---------------------------------------------------------------------------------------------------- screening
@@ -446,13 +450,16 @@ class Search:
         order = race(self.config, self._standings, measure, self._drop)
         there = [row.name for row in judged.candidates] if judged else []
         finalists = [name for name in there if name in candidates]
+        left = self._earlier.open_among(order)
         if not finalists:
-            finalists = self._finalists(self._earlier.open_among(order), candidates)
-        self._drop(
-            [name for name in order if name not in finalists],
-            "not judged",
-            "others came first: search.finalists",
-        )
+            finalists = self._finalists(left, candidates)
+        why = "others came first: search.finalists"
+        if len(finalists) < min(self.config.finalists, len(left)):
+            why = (
+                f"search.budget_s left time to judge {len(finalists)}; of those that are about as fast, the ones whose "
+                "images are closest came first"
+            )
+        self._drop([name for name in order if name not in finalists], "not judged", why)
         return [candidates[name] for name in finalists]
 
     def _has_begun(self, stage: str) -> bool:
@@ -568,6 +575,11 @@ class Search:
         # The tenth study of a kind comes after the second one.
         for path in sorted(files, key=lambda path: (len(path.parent.name), path)):
             yield read_result(path)
+
+
+def budget_text(minutes: int) -> str:
+    """Returns a budget as the two commands of a search take it."""
+    return f"search.budget_s={60 * minutes} (sdopt optimize --budget {minutes}m)"
 
 
 def costs_of(result: StudyResult) -> tuple[Cost | None, dict[str, Cost]]:

@@ -68,8 +68,13 @@ def test_a_verdict_is_a_word_of_the_scale(verdicts: type[StrEnum]) -> None:
     assert {str(verdict) for verdict in verdicts} <= SCALE
 
 
-def test_a_search_adds_its_winner_and_no_other_word() -> None:
-    assert {*get_args(Fate)} - SCALE == {"winner"}
+OF_SEARCHES = {"winner", "beaten"}
+"""How candidates of a search end beside each other; what is slower than the baseline is another matter."""
+
+
+def test_a_search_adds_its_winner_and_what_it_beats_and_no_other_word() -> None:
+    assert {*get_args(Fate)} - SCALE == OF_SEARCHES
+    assert "slower" not in get_args(Fate)
 
 
 def test_what_records_show_of_options_is_no_verdict() -> None:
@@ -183,7 +188,7 @@ def test_in_the_report_of_a_search() -> None:
     outcomes = {
         line.split("|")[2].strip() for line in text.splitlines() if "1.10×" in line
     }
-    assert outcomes - {"winner"} <= SCALE
+    assert outcomes - OF_SEARCHES <= SCALE
     assert not OTHERS.search(text)
 
 

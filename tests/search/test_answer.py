@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from sdopt.search.answer import _notes, _sentence
+from sdopt.search.answer import _notes, _sentence, _unjudged
 from sdopt.search.command import trial_run
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import RatioStanding, Scatter
@@ -91,6 +91,14 @@ def test_of_equally_fast_ones_the_closest_is_judged_first() -> None:
     assert order == ["deepcache", "spectrum", "first_block"]
     search.config.objectives = ["latency", "distance"]
     assert Search._closest_first(cast(Search, search), list(losses)) == list(losses)
+
+
+def test_the_whole_budget_of_the_next_call_is_named() -> None:
+    search = SimpleNamespace(
+        ready_s=20.0, unjudged=390.0, config=SimpleNamespace(budget_s=300.0)
+    )
+    said = _unjudged(entry("caching=tome", "not enough runs", 1), cast(Search, search))
+    assert said.endswith("7 min: search.budget_s=420 (sdopt optimize --budget 7m).")
 
 
 def test_what_failed_is_named_and_what_was_faster_goes_on() -> None:

@@ -232,11 +232,13 @@ def test_ends_early_where_everything_is_tried() -> None:
 
 
 def test_judges_one_where_little_time_is_left_and_names_what_was_not_tried() -> None:
-    search = searched(70, options=12, slow=2)
+    search = searched(70, options=12, slow=2, noise=0.2)
     stage, judged = search.log[-1]
     assert stage == FINAL
     assert len(judged) == 1
     assert search.unjudged is None
+    reasons = {why for fate, why in search.dropped.values() if fate == "not judged"}
+    assert any("search.budget_s left time to judge 1;" in why for why in reasons)
     assert "Not even tried on their own: option" in search.trials.ended
 
 
@@ -284,7 +286,8 @@ def test_a_budget_in_which_no_option_can_be_tried_is_refused_before_anything_is_
     search.begin(dict.fromkeys(trials.alone, BASELINE), {}, 0.01)
     search.budget.baseline = BASELINE
     with pytest.raises(
-        UsageError, match=r"search\.budget_s=1: to try one option takes about 1 min"
+        UsageError,
+        match=r"=1: to try one .* takes about 1 min here; to try one and to judge it takes about 2 min in all",
     ):
         search.run()
     assert not search.log
@@ -295,12 +298,15 @@ def test_a_call_that_is_foretold_to_take_longer_than_it_does_refuses_no_budget()
 ):
     """As where this machine's rates were measured while it was busy."""
     config, trials = replace(search_file(), budget_s=20.0), Options(["one", "two"], [])
-    search = Simulated(config, None, None, trials, 20.0, lambda line: None)  # type: ignore[arg-type]
+    said: list[str] = []
+    search = Simulated(config, None, None, trials, 20.0, said.append)  # type: ignore[arg-type]
     search.begin(dict.fromkeys(trials.alone, BASELINE), {"one": -0.5, "two": 0.0}, 0.01)
     search.budget.baseline = Cost(4.0, 0.4)
     assert search.budget.least_s > 1.1 * 20.0
     search.run()
     assert search.log
+    assert said[0].startswith("a budget of 0.333 min may leave no time to judge")
+    assert said[0].endswith("(sdopt optimize --budget 4m) leaves enough")
 
 
 def test_the_time_to_calibrate_is_told_with_the_rest() -> None:

@@ -173,10 +173,10 @@ class TestRace:
         assert raced == [["c", "b", "a"]]
         assert order == ["a"]
         assert ends == {
-            "slow": "slower",
+            "slow": "beaten",
             "d": "not judged",
-            "b": "slower",
-            "c": "slower",
+            "b": "beaten",
+            "c": "beaten",
         }
 
     def test_leaves_out_what_is_no_gain(self) -> None:

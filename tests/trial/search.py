@@ -80,7 +80,7 @@ def simulated(
     dropped: set[str] = set()
 
     def drop(losing: Iterable[str], fate: Fate, _why: str) -> None:
-        dropped.update(losing if fate == "slower" else ())
+        dropped.update(losing if fate == "beaten" else ())
 
     finalists = race(config, known, measure, drop)[: config.finalists]
     return _judged(finalists, screened, "0" in dropped, between, gain, random)
