@@ -50,8 +50,18 @@ def tripwires(candidate: VariantResult) -> Ruling:
     return Ruling("tripwires", "", Verdict.FAIL, reason)
 
 
-def same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
-    """Checks that a variant configured for as many steps as its reference took them."""
+def steps_left_out(result: StudyResult) -> bool:
+    """Returns whether a budget left no time for the calls that count the denoiser's steps."""
+    return result.budget is not None and not result.budget.stages
+
+
+def same_work(
+    candidate: VariantResult, reference: VariantResult, left_out: bool = False
+) -> Ruling:
+    """Checks that a variant configured for as many steps as its reference took them.
+
+    `left_out` is whether a budget left no time for the calls that count them.
+    """
     same_steps = candidate.config.workload.steps == reference.config.workload.steps
     if not same_steps or candidate.config.scheduler != reference.config.scheduler:
         reason = (
@@ -65,9 +75,10 @@ def same_work(candidate: VariantResult, reference: VariantResult) -> Ruling:
         silent = " and ".join(
             side.name for side in sides if side.denoiser_calls is None
         )
-        return unjudged(
-            "steps", f"the denoiser never ran in an observed call of {silent}"
-        )
+        reason = f"the denoiser never ran in an observed call of {silent}"
+        if left_out:
+            reason = f"protocol.budget_s left no time for a call of {silent} that counts them"
+        return unjudged("steps", reason)
     if calls != reference_calls:
         reason = f"the denoiser ran {calls} times per call, in the reference {reference_calls} times"
         return Ruling("steps", "", Verdict.FAIL, reason)

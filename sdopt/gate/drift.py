@@ -11,7 +11,7 @@ from pathlib import Path
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Fit
-from sdopt.gate.comparability import disturbances
+from sdopt.gate.comparability import disturbances, steps_left_out
 from sdopt.gate.differences import Difference, differences
 from sdopt.gate.judge import judgement, rulings_of
 from sdopt.gate.rule_checks import applicable
@@ -181,6 +181,7 @@ def _contexts(
             floors=floors,
             protocol=later.config.protocol,
             same_images=same_images,
+            steps_left_out=steps_left_out(later) or steps_left_out(earlier),
         )
 
     return [at(shape_index) for shape_index in range(len(later.shapes))]

@@ -23,6 +23,7 @@ from sdopt.gate.comparability import (
     effect_seen,
     repeated_prompts,
     same_work,
+    steps_left_out,
     tripwires,
     uncounted,
 )
@@ -106,7 +107,10 @@ def _notes(result: StudyResult, context: RuleContext) -> Iterator[str]:
     """Yields what a reader of a judgement has to know."""
     promises = context.candidate.promises_beside(context.reference)
     if len({promise.contract for promise in promises}) > 1:
-        yield f"options with different contracts changed; judged by the weakest, {context.contract}"
+        yield (
+            "some of its options keep images more closely than others, and it is judged by what the loosest of them "
+            f"promises, {context.contract}"
+        )
     if context.fit.note:
         yield context.fit.note
     yield from uncounted(result, context.candidate, context.reference)
@@ -195,6 +199,7 @@ def _contexts(
             memory_growth=spared_growth(gate, reference, result),
             protocol=result.config.protocol,
             slower=at_least_slower(candidate) if over_baseline else None,
+            steps_left_out=steps_left_out(result),
         )
 
     return [at(shape_index) for shape_index in range(len(result.shapes))]
@@ -240,7 +245,9 @@ def rulings_of(
         return rulings
     rulings.append(tripwires(first.candidate))
     if first.sees_calls:
-        rulings.append(same_work(first.candidate, first.reference))
+        rulings.append(
+            same_work(first.candidate, first.reference, first.steps_left_out)
+        )
         rulings += first.trust
     rules = gate.rules.get(contract, [])
     for rule in rules:

@@ -62,6 +62,7 @@ class RuleContext:
         protocol: says which changes of speed and memory are too small to count.
         slower: how many times as long as the baseline's its calls take at least, if its timing ended early for that.
         same_images: whether every image of the candidate is the same file as the reference's.
+        steps_left_out: whether a budget left no time for the calls that count the denoiser's steps.
     """
 
     candidate: VariantResult
@@ -79,6 +80,7 @@ class RuleContext:
     protocol: Protocol = field(default_factory=Protocol)
     slower: float | None = None
     same_images: bool = False
+    steps_left_out: bool = False
 
     @property
     def promises(self) -> list[Promise]:

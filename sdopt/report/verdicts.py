@@ -393,12 +393,17 @@ def _outcome(judgement: Judgement, undecided_passes: bool) -> str:
 
 
 def _figures_of(judgement: Judgement) -> list[str]:
-    """Returns a line for each rule that does not pass, with its figures."""
-    lines = []
+    """Returns a line for what each rule that does not pass has found; what several share is told once, with all names."""
+    rules: dict[tuple[str, str], list[str]] = {}
     for ruling in judgement.rulings:
-        if ruling.verdict is not Verdict.PASS:
-            decision = decision_of(ruling.verdict)
-            lines.append(f"{decision}: {_rule_name(ruling)}: {ruling.text}")
+        if ruling.verdict is Verdict.PASS:
+            continue
+        decision = str(decision_of(ruling.verdict))
+        for text in filter(None, (ruling.reason, ruling.doubt)):
+            rules.setdefault((decision, text), []).append(_rule_name(ruling))
+    lines = []
+    for (decision, text), names in rules.items():
+        lines.append(f"{decision}: {', '.join(dict.fromkeys(names))}: {text}")
     return lines
 
 

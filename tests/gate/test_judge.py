@@ -24,7 +24,7 @@ from sdopt.gate.rulings import UNIT_ROUNDOFF
 from sdopt.record.comparisons import Comparison, Interval, ShapeRatios
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import JobError
-from sdopt.record.records import Promise, Status, StudyResult, VariantResult
+from sdopt.record.records import Budget, Promise, Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, Memory, ShapeSamples, TimedImage
 from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.record.verdicts import Judgement, Payoff, Ruling, Verdict
@@ -271,6 +271,32 @@ def test_what_is_not_engaged_broken_or_another_work_fails(
     found = verdict(clip(0.0, **fields), NON_INFERIOR)
     assert found.verdict is Verdict.FAIL
     assert named in str(found.rulings)
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        (True, "the denoiser never ran in an observed call of it"),
+        (False, "protocol.budget_s left no time for a call of it that counts them"),
+    ],
+)
+def test_why_nothing_counted_the_steps_is_said(stages: bool, said: str) -> None:
+    result = clip(0.0, denoiser_calls=None)
+    result.budget = Budget(stages=stages)
+    [steps] = [r for r in verdict(result, NON_INFERIOR).rulings if r.rule == "steps"]
+    assert steps.reason == said
+
+
+def test_options_of_several_contracts_are_judged_by_the_loosest_in_plain_words() -> (
+    None
+):
+    result = clip(0.0)
+    it = result.variant("it")
+    it.choices["compiler"] = "mine"
+    it.promises["compiler"] = Promise(Contract.EQUIVALENT, [])
+    note = verdict(result, NON_INFERIOR).note
+    assert "keep images more closely than others" in note
+    assert "judged by what the loosest of them promises, lossy" in note
 
 
 def test_another_number_of_steps_is_a_choice() -> None:

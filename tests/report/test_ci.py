@@ -117,6 +117,26 @@ def test_a_recorded_study_and_odd_names_and_reasons(result: StudyResult) -> None
     )
 
 
+def test_what_several_rules_share_is_told_once(result: StudyResult) -> None:
+    lacking, busy = "no calibration fits these settings", "other programs disturbed it"
+    open_verdict, unjudged = Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE
+    rulings = [
+        Ruling("at_most", "perceptual", unjudged, lacking),
+        Ruling("rarely", "perceptual", unjudged, lacking),
+        Ruling("at_least", "speedup", open_verdict, "at least 1", doubt=busy),
+        Ruling("undisturbed", "", open_verdict, busy),
+    ]
+    judged = Judgement("it", "baseline", "", Contract.LOSSY, unjudged, rulings)
+    [error] = valid(junit(summary_of(replace(result, judgements=[judged])))).iter(
+        "error"
+    )
+    assert (error.text or "").splitlines() == [
+        f"undecided: perceptual at_most, perceptual rarely: {lacking}",
+        "undecided: speedup at_least: at least 1",
+        f"undecided: speedup at_least, undisturbed: {busy}",
+    ]
+
+
 def summarise(
     result: StudyResult, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
