@@ -133,7 +133,7 @@ class RuleContext:
                 return self._performance(rule, gate)
             if rule.metric == FIRST_IMAGE:
                 return self._first_image(rule)
-            if self.same_images and _is_of_files(rule):
+            if self.same_images and self._shows_no_difference(rule):
                 reason = f"all {len(self.candidate.images)} images are the same files"
                 return Ruling(rule.test, rule.metric, Verdict.PASS, reason)
             return self._despite_files(self._of_images(rule))
@@ -218,6 +218,15 @@ class RuleContext:
         )
 
     # Images.
+
+    def _shows_no_difference(self, rule: Rule) -> bool:
+        """Returns whether a rule is on differences that images in the same files cannot have; latents may have some."""
+        if rule.metric == "latents_error":
+            score = self.paired.get(rule.metric)
+            errors = score.per_prompt if score else []
+            return bool(errors) and all(error == 0 for error in errors)
+        is_change = rule.test in ("non_inferior", "equivalent")
+        return is_change or family_of(rule.metric).needs_pair
 
     def _of_images(self, rule: Rule) -> Ruling:
         """Applies a rule on a quality metric; with too few images for that metric, the rule stays unjudged."""
@@ -352,14 +361,6 @@ class RuleContext:
         config = self.candidate.config
         how = how_to_calibrate(config) if self.sees_calls else FROM_FOLDERS
         return f"no calibration for {config.model.name}: {how}"
-
-
-def _is_of_files(rule: Rule) -> bool:
-    """Returns whether a rule is on how files of images differ, which latents may do where the files are the same."""
-    if rule.test in ("non_inferior", "equivalent"):
-        return True
-    family = family_of(rule.metric)
-    return family.needs_pair and family.name != "latents_error"
 
 
 def _bounds_of_ratio(log_ratio: LogRatio, confidence: float | None) -> Bounds:

@@ -84,6 +84,25 @@ def test_images_that_are_the_same_files_need_no_calibration(
     assert "; ".join([*reasons_of(found), found.note]).count(refusal) == said
 
 
+@pytest.mark.parametrize(
+    ("error", "verdict"), [(0.0, Verdict.PASS), (1e-9, Verdict.NOT_COMPARABLE)]
+)
+def test_latents_of_the_same_files_may_differ(
+    results: Results,
+    error: float,
+    verdict: Verdict,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for result in results:
+        result.variant("it").images[0].digest = "same"
+    scores = {"latents_error": Score(error, [error] * 48)}
+    monkeypatch.setattr("sdopt.gate.drift._distances", lambda *_: scores)
+    rule = Rule("latents_error", "every", limit=0.01, of_floor=100)
+    gate = Gate("g", {"equivalent": [rule]})
+    [_, found] = judge_drift(*results, gate, FIT, folders=(Path(), Path()))
+    assert found.verdict is verdict, "no floor was measured"
+
+
 def test_a_speedup_that_was_lost_fails(results: Results) -> None:
     later, earlier = results
     for samples in samples_of(later.variant("it")):
