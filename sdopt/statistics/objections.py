@@ -97,14 +97,17 @@ def broken_because(variant: VariantResult) -> str:
         return f"no evidence that it took effect: {variant.reason}"
     if variant.status not in (Status.OK, Status.SLOWER):
         return f"{variant.status}: {variant.reason}"
-    if variant.trips:
-        share = (
-            f"{variant.broken_images} of {len(variant.images)} images"
-            if variant.broken_images
-            else "images"
-        )
-        return f"{share} are broken: {wires_of(variant)}"
-    return ""
+    return broken_text(variant)
+
+
+def broken_text(variant: VariantResult) -> str:
+    """Returns how many of a variant's images are broken, and how; "" if none is."""
+    if not variant.trips:
+        return ""
+    share = "images"
+    if variant.broken_images:
+        share = f"{variant.broken_images} of {len(variant.images)} images"
+    return f"{share} are broken: {wires_of(variant)}"
 
 
 def wires_of(variant: VariantResult) -> str:

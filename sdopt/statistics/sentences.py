@@ -11,7 +11,7 @@ from sdopt.record.verdicts import Verdict
 from sdopt.statistics.bounds import TOO_MANY_PROMPTS
 from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named
-from sdopt.statistics.objections import wires_of
+from sdopt.statistics.objections import broken_because, broken_text, wires_of
 from sdopt.statistics.rows import PSNR, Row
 from sdopt.statistics.ruling_sentences import UNDISTURBED, lower
 from sdopt.statistics.scale import Decision, Images, Speed
@@ -30,7 +30,9 @@ def _answer(rows: Sequence[Row], best: Row | None) -> str:
     baseline = next((row for row in rows if row.is_baseline), None)
     if best is not None:
         return f"{described(best, baseline)}."
-    candidates.sort(key=lambda row: row.speed is None)
+    candidates.sort(
+        key=lambda row: (row.speed is None, bool(broken_because(row.variant)))
+    )
     for row in candidates:
         faster = row.speed is Speed.FASTER
         if faster and row.decision is Decision.UNDECIDED:
@@ -45,12 +47,13 @@ def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
     if first.speed is None:
         return _untimed(candidates, baseline)
     if all(row.speed in (Speed.FEW, None) for row in candidates):
-        because = f"; {first.because}" if first.because else ""
-        return f"{lacking_text(first)}: {text}{because}."
+        because = _further_reason(first)
+        text += f"; {because}" if because else ""
+        return f"{lacking_text(first)}: {text}."
     if len(candidates) > 1:
         return _keep_the_baseline(candidates, baseline)
     if first.speed is Speed.FASTER:
-        return f"{text}: {shortened(first.because)}."
+        return f"{_with_reason(text, first)}."
     return f"{_advice(baseline)}: {text}."
 
 
@@ -74,12 +77,22 @@ def _keep_the_baseline(candidates: Sequence[Row], baseline: Row | None) -> str:
     )
     first = candidates[0]
     if first.speed is Speed.FASTER:
-        fastest = described(first, baseline)
-        return f"{text} The fastest: {fastest}: {shortened(first.because)}."
+        fastest = _with_reason(described(first, baseline), first)
+        return f"{text} The fastest: {fastest}."
     for row in candidates:
         if row.pays:
             return f"{text} A trade: {described(row, baseline)}."
     return text
+
+
+def _with_reason(text: str, row: Row) -> str:
+    because = _further_reason(row)
+    return f"{text}: {shortened(because)}" if because else text
+
+
+def _further_reason(row: Row) -> str:
+    """Returns why a variant does not pay; "" where that is its broken images, which its description names."""
+    return "" if row.because == broken_text(row.variant) else row.because
 
 
 _NOT_MEASURED = "not measured"
@@ -172,9 +185,10 @@ def _is_begun(row: Row) -> bool:
 def _untimed_images(row: Row) -> str:
     """Returns what is known of images alone; of worse ones what is different, by how much, and how much is allowed."""
     text = f"{row.name}: {_images_text(row)}"
-    if row.images is not Images.WORSE or not row.because:
+    because = _further_reason(row)
+    if row.images is not Images.WORSE or not because:
         return text
-    return f"{text}: {lower(shortened(row.because))}"
+    return f"{text}: {lower(shortened(because))}"
 
 
 def _baseline_failed(baseline: Row) -> str:

@@ -384,7 +384,9 @@ def run_name(result: StudyResult, folder: Path) -> str:
     if not folder.name.isdecimal():
         return f"{result.name} {folder.name}"
     names = [row.name for row in result.candidates] or [result.baseline]
-    words = [word for word in _own_overrides(result, folder) if word not in names]
+    # Whatever the order of the command: a variant's name has that of the options.
+    said = ", ".join(names).split(", ")
+    words = [word for word in _own_overrides(result, folder) if word not in said]
     return f"{folder.name}: {', '.join([*names, *words])}"
 
 

@@ -312,6 +312,22 @@ def test_broken_images_are_worse_and_named(study: StudyResult) -> None:
     row = timed(study, 1.5, 1.4, 1.6)
     assert (row.images, row.recommended) == (Images.WORSE, False)
     assert "black" in row.because
+    assert summary_of(study).sentence.count("black") == 1
+
+
+def test_the_fastest_whose_images_can_be_used_leads(recorded: StudyResult) -> None:
+    study = deepcopy(recorded)
+    study.judgements = []
+    for edge in study.comparisons:
+        of_two_runs = Interval(1.5, None, None, 0.95, 1, "process")
+        edge.shapes[0].speedup = of_two_runs
+    broken = study.variant(summary_of(study).candidates[0].name)
+    broken.trips = [BrokenImage("black", broken.images[0].path, "all zero")]
+    first, second, *_ = summary_of(study).candidates
+    assert first.variant is broken
+    assert summary_of(study).sentence.startswith(
+        f"Not enough runs to tell: {second.name} is "
+    )
 
 
 class TestWithAGate:

@@ -708,6 +708,9 @@ def test_the_name_of_a_sweeps_job_says_what_it_alone_has(tmp_path: Path) -> None
     (tmp_path / "multirun.yaml").write_text(json.dumps(recorded))
     result.environment.command = ["sdopt", "run", "precision=bf16", "workload.steps=20"]
     assert run_name(result, job) == "1: it, workload.steps=20"
+    result.candidates[0].name = "attention=math, layout=contiguous"
+    result.environment.command[2:] = ["layout=contiguous", "attention=math"]
+    assert run_name(result, job) == "1: attention=math, layout=contiguous"
 
 
 @needs_mlflow
