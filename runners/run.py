@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
             launched = launch(argv, ready=ready, began=process_begun())
         except InterruptedStudy as interrupt:
             launched, code = interrupt.launched, exit_code_of(interrupt)
-            _say_interrupted(launched.folder)
+            _say_interrupted(launched)
         code = _finish(launched, code, given.export)
         if given.json:
             say(answers(found_in(launched.folder), code))
@@ -81,12 +81,14 @@ def _starting() -> Iterator[Callable[[], None]]:
         yield status.stop
 
 
-def _say_interrupted(folder: Path | None) -> None:
+def _say_interrupted(launched: "Launched") -> None:
     print("sdopt: interrupted", file=sys.stderr)
+    folder = launched.folder
     if folder is not None and any(folder.rglob("result.json")):
         again = command_line("run", f"resume={folder}")
+        what = "sweep" if launched.sweep else "study"
         print(
-            f"What was measured is kept; `{again}` continues the study.",
+            f"What was measured is kept; `{again}` continues the {what}.",
             file=sys.stderr,
         )
 

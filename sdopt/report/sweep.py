@@ -13,6 +13,7 @@ from sdopt.record.choices import as_choice
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import JobError, read_error, read_result
 from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.sweeps import planned_jobs
 from sdopt.report.answer import use_of
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.columns import Cells, TableView, speed_cell, table_of, word
@@ -72,6 +73,8 @@ def _lacks_speedup(result: StudyResult) -> bool:
 
 _NOTHING = "the job has begun and has written no result: its process still runs, was killed, or lost its machine"
 
+_NOT_BEGUN = "it has not begun: resuming the sweep runs it"
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -82,11 +85,15 @@ class Sweep:
     errors: dict[str, JobError]
     damaged: list[str] = field(default_factory=list)
     """The errors of files that cannot be read, a line for each."""
+    waiting: Mapping[str, str] = field(default_factory=dict)
+    """The jobs that have not begun, with what each of them has for itself."""
 
     @property
     def exit_code(self) -> int:
         """The worst of the jobs' exit codes; see `worst_code`."""
         codes = [error.exit_code for error in self.errors.values()]
+        if self.waiting:
+            codes.append(UnavailableError.exit_code)
         for job, study in self.studies.items():
             if job not in self.errors:
                 codes.append(_code_of(study))
@@ -127,6 +134,8 @@ class Sweep:
                         Status(error.status),
                     )
                 )
+        for job, name in self.waiting.items():
+            jobs.append(SweepJob(job, job, None, name, _NOT_BEGUN, Status.PENDING))
         return sorted(jobs, key=lambda job: (*job.rank, len(job.number), job.number))
 
     def _reason(self, job: str, row: Row) -> str:
@@ -211,8 +220,12 @@ class Sweep:
             summary.row(summary.result.baseline),
             job.name,
         )
-        count = len({*self.studies, *self.errors})
-        return f"{reservation}{answer} (job {job.number} of {count})."
+        return f"{reservation}{answer} (job {job.number} of {self.count})."
+
+    @property
+    def count(self) -> int:
+        """How many jobs it has, also those that have not begun."""
+        return len({*self.studies, *self.errors, *self.waiting})
 
     def _none_better(self, rows: Sequence[Row]) -> str:
         """Returns that no variant pays, of those that were measured."""
@@ -230,6 +243,10 @@ class Sweep:
         notes = [_NOTE]
         if _per_image(self.jobs):
             notes.append(_PER_IMAGE)
+        if self.waiting:
+            notes.append(
+                f"{len(self.waiting)} of {self.count} jobs have not begun: resuming the sweep runs them."
+            )
         blocks: list[Block] = [
             Prose(self.sentence, strong=True),
             _table(self.jobs, self.summaries, reasons),
@@ -306,11 +323,9 @@ def _table(
 
 
 def _speed_cell(job: SweepJob) -> Cell:
-    if job.row is None:
-        return word(job.status)
-    if job.row.is_baseline and job.row.status is Status.OK:
-        return word(Status.OK)
-    return speed_cell(job.row)
+    if job.row is not None:
+        return speed_cell(job.row)
+    return word("not measured" if job.status is Status.PENDING else job.status)
 
 
 def _time_cell(
@@ -355,7 +370,10 @@ def read_sweep(folder: Path) -> Sweep:
         except UsageError as damaged:
             errors[name] = JobError(damaged.exit_code, damaged.problems)
             unreadable += damaged.problems
-    return Sweep(folder, studies, errors, unreadable)
+    waiting = {
+        job: own for job, own in planned_jobs(folder).items() if job not in names
+    }
+    return Sweep(folder, studies, errors, unreadable, waiting)
 
 
 def _jobs(folder: Path) -> set[str]:

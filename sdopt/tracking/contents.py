@@ -15,6 +15,7 @@ from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import inside, to_json
 from sdopt.record.images import is_replaced
 from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.record.sweeps import shared_overrides
 from sdopt.report.catalog import markdown_table
 from sdopt.report.columns import tracked_metrics, tracked_tags, values_of
 from sdopt.report.verdicts import verdict_markdown
@@ -393,8 +394,7 @@ def run_name(result: StudyResult, folder: Path) -> str:
 def _own_overrides(result: StudyResult, folder: Path) -> list[str]:
     """Returns the overrides that a job of a sweep has and the command has not: one for each value that it sweeps."""
     try:
-        recorded = yaml.safe_load((folder.parent / "multirun.yaml").read_text("utf-8"))
-        shared = recorded["hydra"]["overrides"]["task"]
-    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
-        return []  # a copy without the sweep's own files
+        shared = shared_overrides(folder.parent)
+    except LookupError:
+        return []
     return [word for word in result.environment.command[2:] if word not in shared]

@@ -1,6 +1,8 @@
 """A sweep ends with an answer: which job gains most over its own baseline."""
 
+import json
 from copy import deepcopy
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -9,7 +11,9 @@ from rich.console import Console
 
 from sdopt.record.files import JobError, read_result, write_result
 from sdopt.record.records import Status, StudyResult
-from sdopt.report.sweep import Sweep
+from sdopt.report.blocks import Table
+from sdopt.report.markdown import written
+from sdopt.report.sweep import Sweep, read_sweep
 from sdopt.report.terminal import shown
 from sdopt.statistics.comparing import compare
 from tests.command import ROOT, sdopt
@@ -48,6 +52,15 @@ def test_names_the_winner_and_knows_the_baseline(jobs: dict[str, StudyResult]) -
         ("baseline", "0"),
         ("math attention", "2"),
         ("", "3"),
+    ]
+    [_, table, *_] = sweep.blocks()
+    assert isinstance(table, Table)
+    at = table.headings.index("speed")
+    assert [str(row[at]) for row in table.rows] == [
+        "faster",
+        "",
+        "slower",
+        "failed",
     ]
     for width in (100, 160):
         text = StringIO()
@@ -138,6 +151,36 @@ def test_jobs_of_other_protocols_gates_and_baselines_are_told_apart(
         "deep cache, protocol.rounds=4, gate=default, on precision=fp32",
         "deep cache, protocol.rounds=7, gate=strict, on precision=bf16",
     }
+
+
+def test_jobs_that_have_not_begun_are_counted_and_named(
+    jobs: dict[str, StudyResult], tmp_path: Path
+) -> None:
+    command = ["+batch=2", "attention=default,math", "layout=a,b"]
+    sweeper = {"_target_": "hydra…BasicSweeper", "params": {"attention": "math"}}
+    recorded = {
+        "sweep": {"subdir": "job-${hydra.job.num}"},
+        "sweeper": sweeper,
+        "overrides": {"task": command},
+    }
+    (tmp_path / "job-0").mkdir()
+    write_result(jobs["1"], tmp_path / "job-0")
+    (tmp_path / "multirun.yaml").write_text(json.dumps({"hydra": recorded}))
+    sweep = read_sweep(tmp_path)
+    assert sweep.sentence.endswith("(job job-0 of 4).")
+    assert sweep.waiting == {
+        "job-1": "attention=default, layout=b",
+        "job-2": "attention=math, layout=a",
+        "job-3": "attention=math, layout=b",
+    }
+    assert replace(sweep, studies={}).exit_code == 3
+    table = written(sweep.blocks())
+    assert "3 of 4 jobs have not begun: resuming the sweep runs them." in table
+    assert "| attention=math, layout=b | job-3 |" in table
+    for other in ("layout=glob(*)", "layout=shuffle(a,b)"):
+        command[-1] = other
+        (tmp_path / "multirun.yaml").write_text(json.dumps({"hydra": recorded}))
+        assert not read_sweep(tmp_path).waiting
 
 
 def test_a_job_that_ended_early_says_why(jobs: dict[str, StudyResult]) -> None:
