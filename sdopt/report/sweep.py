@@ -245,7 +245,7 @@ class Sweep:
             notes.append(_PER_IMAGE)
         if self.waiting:
             notes.append(
-                f"{len(self.waiting)} of {self.count} jobs have not begun: resuming the sweep runs them."
+                f"Not begun: {len(self.waiting)} of {self.count} jobs, which resuming the sweep runs."
             )
         blocks: list[Block] = [
             Prose(self.sentence, strong=True),

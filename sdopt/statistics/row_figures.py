@@ -197,7 +197,7 @@ def main_figures(result: StudyResult, row: Row) -> Figures:
         figures[f"quality/{name}"] = score.estimate
     if variant.quality or variant.trips:
         figures["quality/tripped_images"] = variant.broken_images
-    if row.verdict is not None:
+    if row.verdict in (Verdict.PASS, Verdict.FAIL):
         figures["gate/passed"] = row.verdict is Verdict.PASS
     return figures | _start(row)
 

@@ -394,13 +394,10 @@ def amend(
     above = ""
     runs = _found(client, mine, experiment)
     gone = _gone_places(client, tracking, runs)
-    for logged in sorted(
-        runs, key=lambda run: run.data.tags.get(ROLE) in ("study", "sweep")
-    ):
+    for logged in sorted(runs, key=lambda run: not _variant_of(run)):
         run = str(logged.info.run_id)
-        top = logged.data.tags.get(ROLE) in ("study", "sweep")
-        above = run if top else above
-        change = changes.get("" if top else logged.data.tags[VARIANT])
+        above = above if _variant_of(logged) else run
+        change = changes.get(_variant_of(logged))
         if change is None:
             continue
         there = set() if replace else {item.path for item in client.list_artifacts(run)}
@@ -425,13 +422,20 @@ def holds(
     tracking: Tracking,
     experiment: str,
     mine: Sequence[str],
-    metrics: Sequence[str],
+    metrics: Mapping[str, Sequence[str]],
 ) -> bool:
-    """Returns whether a run that queries find has one of some metrics."""
-    names: set[str] = set()
+    """Returns whether a run that queries find has one of some metrics, which are by variant as `amend`'s changes."""
     for run in _found(client, mine, experiment):
-        names.update(run.data.metrics)
-    return not names.isdisjoint(metrics)
+        named = metrics.get(_variant_of(run), ())
+        if not run.data.metrics.keys().isdisjoint(named):
+            return True
+    return False
+
+
+def _variant_of(run: "Run") -> str:
+    """Returns the name of a run's variant; "" for the run above all, of a study or a sweep."""
+    tags = run.data.tags
+    return "" if tags.get(ROLE) in ("study", "sweep") else str(tags[VARIANT])
 
 
 def read(

@@ -351,7 +351,7 @@ def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]
     for name in (*_FIGURES, *_image_figures(row)):
         if name in row.flat:
             metrics[name] = row.flat[name]
-    if row.decision is not None:
+    if row.decision in (Decision.PASS, Decision.FAIL):
         metrics["gate/passed"] = float(row.decision is Decision.PASS)
     if variant.status.measured:
         if row.peak_gib is not None:

@@ -43,6 +43,8 @@ from sdopt.tracking.store import ask, store_exists
 
 _SWEEP = "sdopt.sweep"
 
+_PASSED = "gate/passed"
+
 _SHORT = 12  # digits of a study's id in lists
 
 
@@ -126,8 +128,13 @@ def update_verdicts(
     if tracking.kind == "none" or not store_exists(tracking):
         return None
     metrics, mine = study_metrics(summary), [_of_study(result)]
-    gone = [name for name in OF_THE_BEST if name not in metrics]
-    # Of an option that the verdicts have refused. MLflow deletes no metric, and shows no run with one that is NaN.
+    judged = {}
+    gone = {"": [name for name in OF_THE_BEST if name not in metrics]}
+    for variant in result.variants:
+        logged = logged_metrics(summary, variant)
+        judged[variant.name] = {_PASSED: logged[_PASSED]} if _PASSED in logged else {}
+        gone[variant.name] = [] if _PASSED in logged else [_PASSED]
+    # Of an option that the verdicts have refused, or no longer decide. MLflow deletes no metric, and shows no run with one that is NaN.
     outdated = ask(client.holds, tracking, result.name, mine, gone)
     if outdated and has_images(result, folder):
         return log_study(result, folder, tracking, summary, rendered).run
@@ -139,13 +146,8 @@ def update_verdicts(
     tags = {**judged_tags(summary), DIGEST: digest_of(result)}
     changes = {"": TrackedRun(tags=tags, files=files, metrics=metrics)}
     for variant in result.variants:
-        judged = {
-            key: value
-            for key, value in logged_metrics(summary, variant).items()
-            if key == "gate/passed"
-        }
         changes[variant.name] = TrackedRun(
-            tags=verdict_tags(summary, variant), metrics=judged
+            tags=verdict_tags(summary, variant), metrics=judged[variant.name]
         )
     return ask(client.amend, tracking, result.name, mine, changes) or None
 

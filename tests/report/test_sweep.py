@@ -175,7 +175,7 @@ def test_jobs_that_have_not_begun_are_counted_and_named(
     }
     assert replace(sweep, studies={}).exit_code == 3
     table = written(sweep.blocks())
-    assert "3 of 4 jobs have not begun: resuming the sweep runs them." in table
+    assert "Not begun: 3 of 4 jobs, which resuming the sweep runs." in table
     assert "| attention=math, layout=b | job-3 |" in table
     for other in ("layout=glob(*)", "layout=shuffle(a,b)"):
         command[-1] = other

@@ -116,6 +116,12 @@ class TestOneFigureEverywhere:
             "gate/passed"
         ]
         assert passed == 0, "the run of a variant is about all its comparisons"
+        for judgement in result.judgements:
+            judgement.verdict = Verdict.INCONCLUSIVE
+        undecided = summary_of(result)
+        variant = result.variant(edge.candidate)
+        assert "gate/passed" not in logged_metrics(undecided, variant)
+        assert "gate/passed" not in undecided.first[edge.candidate].flat
 
     def test_stages_and_their_rest_add_up_to_the_call(
         self, result: StudyResult

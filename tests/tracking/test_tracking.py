@@ -290,7 +290,8 @@ class TestStudy:
         assert children["bfloat16"].data.tags["gate"] == str(
             decision_of(judgement.verdict)
         )
-        assert children["bfloat16"].data.metrics["gate/passed"] == 0
+        decided = {Verdict.PASS: 1, Verdict.FAIL: 0}.get(judgement.verdict)
+        assert children["bfloat16"].data.metrics.get("gate/passed") == decided
         before = len(store.runs("shared"))
         again = log_study(judged, folder, store.tracking)
         assert (again.run, again.new) == (run, False)
@@ -329,6 +330,11 @@ class TestStudy:
         parent, _ = store.of_study(result)
         assert not [name for name in parent.data.metrics if name.startswith("best/")]
         assert parent.data.metrics["options/recommended"] == 0
+        for judgement in result.judgements:
+            judgement.verdict = Verdict.INCONCLUSIVE
+        assert update_verdicts(summary_of(result), folder, store.tracking, {})
+        _, children = store.of_study(result)
+        assert "gate/passed" not in children["bfloat16"].data.metrics
 
     def test_a_variant_has_tags_parameters_metrics_images_and_evidence(
         self, logged: Store, result: StudyResult
