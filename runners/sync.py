@@ -70,15 +70,8 @@ def main(argv: list[str]) -> int:
         sweep = read_sweep(folder)
         problems.update((problem, UsageError.exit_code) for problem in sweep.damaged)
         with _noted(folder, problems):
-            _say(
-                folder,
-                log_sweep(
-                    list(sweep.studies.values()),
-                    folder,
-                    written(sweep.blocks()),
-                    tracking,
-                ),
-            )
+            table = written(sweep.blocks())
+            _say(folder, log_sweep(sweep, table, tracking))
     print_problems(problems)
     return worst_code(problems.values())
 

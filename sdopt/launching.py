@@ -463,7 +463,7 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     # A resumed sweep may disable tracking, which only the jobs of that run have recorded.
     if all(study.config.tracking.kind == "mlflow" for study in studies):
         try:
-            log_sweep(studies, folder, table, studies[0].config.tracking)
+            log_sweep(sweep, table, studies[0].config.tracking)
         except (TrackingError, UsageError) as error:
             to = "to " if isinstance(error, TrackingError) else ""
             print_problems([f"the sweep's own run was not logged {to}{error}"])

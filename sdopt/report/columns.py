@@ -293,6 +293,10 @@ def leaderboard() -> list[str]:
         f"metrics.`quality/{PSNR}`",
         *tags,
         "tags.`model`",
+        # By which jobs of a sweep are told apart, whose variants have the same names.
+        "tags.`size`",
+        "tags.`steps`",
+        "tags.`batch`",
         "tags.`device`",
     ]
 

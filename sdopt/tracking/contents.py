@@ -18,6 +18,7 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.sweeps import shared_overrides
 from sdopt.report.catalog import markdown_table
 from sdopt.report.columns import tracked_metrics, tracked_tags, values_of
+from sdopt.report.sweep import Sweep
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import floor_range
@@ -40,6 +41,9 @@ _TAG_LIMIT = 5000
 
 _NO_KEY = re.compile(r"[^A-Za-z0-9 _-]+")
 """What the key of an image in MLflow cannot hold."""
+
+_PARAMETER = re.compile(r"[\w./-]+")
+"""What the name of a parameter may hold: no `@` of a package."""
 
 
 def time_of(moment: str) -> int:
@@ -302,6 +306,56 @@ def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, A
         "steps": config.workload.steps,
         "batch": ", ".join(map(str, batches)),
     }
+
+
+def swept_parameters(result: StudyResult, folder: Path) -> dict[str, str]:
+    """Returns what a job of a sweep alone has, by key: what MLflow draws the axes of parallel coordinates from."""
+    parameters = {}
+    for override in _own_overrides(result, folder):
+        key, _, value = override.partition("=")
+        key = key.lstrip("+")
+        if _PARAMETER.fullmatch(key):
+            parameters[key] = value
+    return parameters
+
+
+def sweep_parameters(sweep: Sweep) -> dict[str, str]:
+    """Returns the parameters of a sweep's studies, each with the values that they have."""
+    values: dict[str, dict[str, None]] = {}
+    for job, study in sweep.studies.items():
+        of_study = {
+            **swept_parameters(study, sweep.folder / job),
+            **study_parameters(study, study.config),
+        }
+        for name, value in of_study.items():
+            values.setdefault(name, {})[str(value)] = None
+    return {name: ", ".join(each) for name, each in values.items()}
+
+
+def sweep_tags(sweep: Sweep) -> dict[str, str]:
+    """Returns the tags of a sweep's run: its answer, and what its studies are of, as their runs have them."""
+    study, *_ = sweep.studies.values()
+    tags = {"answer": sweep.sentence, "study": study.name}
+    of_studies = sweep_parameters(sweep)
+    for name in study_parameters(study, study.config):
+        tags[name] = of_studies[name]
+    return {name: value[:_TAG_LIMIT] for name, value in tags.items()}
+
+
+def sweep_metrics(sweep: Sweep) -> dict[str, float]:
+    """Returns how many options of all studies pay, and the figures of the best one."""
+    metrics: dict[str, float] = {}
+    for summary in sweep.summaries.values():
+        for name, value in study_metrics(summary).items():
+            if name not in OF_THE_BEST:
+                metrics[name] = metrics.get(name, 0) + value
+    if sweep.best is not None:
+        job, _ = sweep.best
+        of_the_best = study_metrics(sweep.summaries[job.number])
+        for name in OF_THE_BEST:
+            if name in of_the_best:
+                metrics[name] = of_the_best[name]
+    return metrics
 
 
 def variant_parameters(result: StudyResult, variant: VariantResult) -> dict[str, Any]:

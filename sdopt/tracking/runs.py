@@ -14,6 +14,7 @@ from sdopt.record.records import StudyResult
 from sdopt.report import catalog
 from sdopt.report.catalog import HTML, MARKDOWN
 from sdopt.report.page.gallery import has_images
+from sdopt.report.sweep import Sweep
 from sdopt.schema import Tracking
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking import client
@@ -35,6 +36,10 @@ from sdopt.tracking.contents import (
     study_metrics,
     study_parameters,
     study_tags,
+    sweep_metrics,
+    sweep_parameters,
+    sweep_tags,
+    swept_parameters,
     time_of,
     variant_run,
     verdict_tags,
@@ -89,7 +94,10 @@ def log_study(
         status="FINISHED" if result.status == "finished" else "KILLED",
         started=time_of(result.started),
         ended=time_of(result.finished or result.started),
-        parameters=study_parameters(result, result.config),
+        parameters={
+            **swept_parameters(result, folder),
+            **study_parameters(result, result.config),
+        },
         metrics=study_metrics(summary),
         # Not from the files, which may be outdated if the disk is full.
         files={
@@ -103,8 +111,12 @@ def log_study(
             for variant in result.variants
         ],
     )
-    # That of the experiment, above the leaderboard: the answer of its newest study.
-    note = f"**{run.name}:** {summary.sentence}\n\nStudies have notes with all verdicts and figures."
+    # That of the experiment, above the leaderboard: the answer of its newest study that compared something.
+    note = None
+    if any(row.speed or row.images for row in summary.candidates):
+        note = note_of(
+            f"**{run.name}:** {summary.sentence}\n\nStudies have notes with all verdicts and figures."
+        )
     return ask(
         client.put,
         tracking,
@@ -113,7 +125,7 @@ def log_study(
         [_of_study(result)],
         digest_of(result),
         (),
-        note_of(note),
+        note,
     )
 
 
@@ -134,7 +146,8 @@ def update_verdicts(
         logged = logged_metrics(summary, variant)
         judged[variant.name] = {_PASSED: logged[_PASSED]} if _PASSED in logged else {}
         gone[variant.name] = [] if _PASSED in logged else [_PASSED]
-    # Of an option that the verdicts have refused, or no longer decide. MLflow deletes no metric, and shows no run with one that is NaN.
+    # Of an option that the verdicts have refused, or no longer decide. MLflow deletes no metric, and shows no run with
+    # one that is NaN.
     outdated = ask(client.holds, tracking, result.name, mine, gone)
     if outdated and has_images(result, folder):
         return log_study(result, folder, tracking, summary, rendered).run
@@ -170,17 +183,17 @@ def download_run(run: str, tracking: Tracking) -> tuple[StudyResult, str | None]
         ) from error
 
 
-def log_sweep(
-    studies: Sequence[StudyResult], folder: Path, table: str, tracking: Tracking
-) -> Logged:
+def log_sweep(sweep: Sweep, table: str, tracking: Tracking) -> Logged:
     """Logs a run above a sweep's studies, once, with their table as its note.
 
-    Its artifacts are the table, and the report if the folder has one.
+    It has the sweep's answer as a tag, what its studies are of, and their metrics (`sweep_metrics`). Its artifacts are
+    the table, and the report if the folder has one.
 
     Raises:
         UsageError: the report is a link that leads out of the folder; nothing was logged.
         TrackingError: the server cannot be reached or refuses.
     """
+    folder, studies = sweep.folder, list(sweep.studies.values())
     pages = {
         name: page
         for name in (HTML, MARKDOWN)
@@ -191,7 +204,14 @@ def log_sweep(
     ids = " ".join(sorted(study.id[:_SHORT] for study in studies))
     run = TrackedRun(
         name=f"sweep {folder.name}",
-        tags={NOTE: note_of(table), ROLE: "sweep", _SWEEP: ids},
+        tags={
+            NOTE: note_of(table),
+            ROLE: "sweep",
+            _SWEEP: ids,
+            **sweep_tags(sweep),
+        },
+        parameters=sweep_parameters(sweep),
+        metrics=sweep_metrics(sweep),
         files={"sweep.md": table.encode(), **pages},
     )
     digest = short_digest((ids + table).encode())

@@ -259,11 +259,27 @@ class TestStudy:
         assert tags["mlflow.note.content"].startswith("**shared ")
         view = json.loads(tags["mlflow.sharedViewState.sdopt"])
         assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`speedup`", False)
-        assert {"metrics.`speedup`", "tags.`speed`", "tags.`images`"} <= set(
-            view["selectedColumns"]
-        )
+        columns = {
+            "metrics.`speedup`",
+            *(
+                f"tags.`{name}`"
+                for name in ("speed", "images", "size", "steps", "batch")
+            ),
+        }
+        assert columns <= set(view["selectedColumns"])
         assert view["compareRunCharts"][0]["metricKey"] == "speedup"
         assert ui_pages(logged.tracking)["shared"].endswith("viewStateShareKey=sdopt")
+
+    def test_that_compared_nothing_leaves_the_answer_of_an_earlier_one(
+        self, logged: Store, copied: Copied
+    ) -> None:
+        result, folder = copied
+        [*_, control] = [row for row in result.variants if row.is_control]
+        result.variants = [result.baseline_variant, control]
+        result.comparisons = []
+        before = logged.client.get_experiment_by_name("shared").tags
+        log_study(result, folder, replace(logged.tracking, images=False))
+        assert logged.client.get_experiment_by_name("shared").tags == before
 
     def test_what_a_gate_says_later_reaches_the_runs_and_logging_again_adds_nothing(
         self, copied: Copied, store: Store, tmp_path: Path
@@ -738,6 +754,14 @@ def test_a_sweep_is_a_run_above_its_studies(
         above.data.tags["mlflow.note.content"]
         == (sweep_folder / "sweep.md").read_text()
     )
+    tags = {"study": "pair", "model": "emoji", "steps": "1"}
+    assert tags.items() <= above.data.tags.items()
+    assert above.data.tags["answer"] in above.data.tags["mlflow.note.content"]
+    assert above.data.params["attention"] == "default, math, cudnn"
+    assert above.data.params["steps"] == "1"
+    assert above.data.metrics["options/tried"] == 1
+    swept = {run.data.params["attention"] for run in studies}
+    assert swept == {"default", "math", "cudnn"}
     kept = {item.path for item in client.list_artifacts(above.info.run_id)}
     assert kept == {"sweep.md", "report.md", "report.html"}
 
