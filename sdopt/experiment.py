@@ -105,6 +105,7 @@ class Experiment:
         command: the command that runs the study, as recorded in the result.
         deadline: when the study ends with what is measured, in seconds of the monotonic clock.
         ready: called before the study prints for the first time, to end the display of its start.
+        foreseen_s: what a dry run says that the study would take; None where that is not known.
     """
 
     composer: HydraComposer
@@ -117,6 +118,7 @@ class Experiment:
     command: Sequence[str] = ()
     deadline: float = math.inf
     ready: Callable[[], None] = lambda: None
+    foreseen_s: float | None = field(default=None, init=False)
 
     @property
     def config(self) -> RunConfig:
@@ -223,6 +225,11 @@ class Experiment:
             seconds = cost.calls_alone * call_s
             based_on = f"predicted; {cost.based_on}"
             cost = replace(cost, seconds=seconds, based_on=based_on)
+        self.foreseen_s = cost.seconds
+        if cost.seconds is not None and self.config.protocol.budget_s:
+            self.foreseen_s = min(cost.seconds, self.config.protocol.budget_s)
+        if self.in_sweep and self._all_refused(plan, machine):
+            self.foreseen_s = 0.0
         show_plan(result, cost, self.console)
         for line in lines:
             print_line(self.console, line)

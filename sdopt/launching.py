@@ -171,6 +171,7 @@ def launch(
                     }
                     job = LaunchedJob(_this_process(), command.composer, how, began)
                 command.run(job, folder)
+                _say_effort(command, job)
                 launched.occupied = any(
                     isinstance(error, OccupiedError) for error in job.errors
                 )
@@ -191,6 +192,17 @@ def launch(
     except KeyboardInterrupt as interrupt:
         raise InterruptedStudy(launched) from interrupt
     return launched
+
+
+def _say_effort(command: Command, job: LaunchedJob) -> None:
+    """Says what the jobs of a sweep would take together, of a dry run whose jobs ran in the process of the command."""
+    if not (command.dry and command.sweep):
+        return
+    from sdopt.report.header import effort_of_sweep
+    from sdopt.terminal import console
+
+    if effort := effort_of_sweep(job.foreseen_s):
+        print_line(console(), effort)
 
 
 def _command_of(line: CommandLine) -> Command | None:
@@ -258,6 +270,7 @@ class LaunchedJob:
         how: the settings of the `Experiment` of a single study.
         began: when the command of a single study began; a sweep's job begins when the previous one ends.
         errors: those of the jobs that ran in the process of the command.
+        foreseen_s: what each of them would take, of a dry run.
     """
 
     process: tuple[str, int]
@@ -265,6 +278,7 @@ class LaunchedJob:
     how: Mapping[str, Any] = field(default_factory=dict)
     began: float | None = None
     errors: list[Exception] = field(default_factory=list)
+    foreseen_s: list[float | None] = field(default_factory=list)
 
     def __call__(self, cfg: DictConfig) -> Any:
         """Measures a study; returns the objective for a sweeper, or NaN if there is none."""
@@ -298,6 +312,7 @@ class LaunchedJob:
                     context = start_fork_server(composer.current.dry_run)
                     experiment = Experiment(composer, folder, context, timeline, **how)
                     result = experiment.run()
+                    self.foreseen_s.append(experiment.foreseen_s)
                 return _objective(composer.current, result) if result else math.nan
         except Exception as error:
             ending = _record(error, folder, in_a_sweep=self.composer is None)

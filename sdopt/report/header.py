@@ -1,6 +1,6 @@
 """Describes what was measured, or would be: the work, the device and the versions, and the plan of a dry run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -69,6 +69,16 @@ def show_plan(result: StudyResult, expected: "StudyCost", console: Console) -> N
         console.print(shown([Prose(heading, strong=True), table], console.width))
         for line in lines:
             print_line(console, line)
+
+
+def effort_of_sweep(seconds: Sequence[float | None]) -> str:
+    """Returns what the jobs of a sweep take together, from what each is expected to take; "" if none is known."""
+    known = [of_job for of_job in seconds if of_job is not None]
+    if not known:
+        return ""
+    text = f"all jobs: about {_duration(sum(known))}"
+    unknown = len(seconds) - len(known)
+    return f"{text}, and {unknown} of unknown time" if unknown else text
 
 
 def _planned_variants(result: StudyResult) -> Table:

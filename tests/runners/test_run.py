@@ -24,6 +24,7 @@ from sdopt.launching import summarise_sweep
 from sdopt.locks import lock_folder
 from sdopt.record.files import read_result
 from sdopt.record.records import Status
+from sdopt.study.cost import StudyCost
 from tests.command import SMOKE, Finished, refused, sdopt
 from tests.fakes import fake_workers
 
@@ -266,6 +267,21 @@ class TestDryRun:
         )
         assert "precision=fp16: no: does not fit" in planned.shown
 
+    def test_of_a_sweep_says_what_its_jobs_take_together(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls_s = iter([60.0, 120.0])
+        monkeypatch.setattr(
+            "sdopt.experiment.foreseen", lambda *_: (next(calls_s), [], set())
+        )
+        monkeypatch.setattr(
+            "sdopt.experiment.cost_of",
+            lambda *_: StudyCost(1, 1, 1.0, None, None, "", {}),
+        )
+        words = ("dry_run=true", "hardware=t4", "attention=math,vanilla")
+        planned = sdopt(tmp_path, "run", "-m", *SMOKE, *words)
+        assert planned.out.endswith("all jobs: about 3 min\n")
+
     @pytest.mark.slow
     def test_of_a_sweep_ends_as_the_sweep_would_and_leaves_a_folder_as_it_was(
         self, tmp_path: Path
@@ -425,7 +441,7 @@ class TestSweep:
         lines = (sweep_folder / "sweep.md").read_text().splitlines()
         rows = [line.split(" | ") for line in lines if line.startswith("| ")]
         assert [(row[0], row[1], row[3]) for row in rows[1:]] == [
-            ("| baseline", "0", "ok"),
+            ("| baseline", "0", ""),
             ("| attention=math", "1", "not enough runs"),
             ("| attention=cudnn", "2", "skipped"),
         ]

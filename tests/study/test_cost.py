@@ -10,7 +10,7 @@ from rich.console import Console
 from sdopt.record.files import write_result
 from sdopt.record.records import Status
 from sdopt.record.samples import Measurement, ShapeSamples
-from sdopt.report.header import show_plan
+from sdopt.report.header import effort_of_sweep, show_plan
 from sdopt.study.cost import StudyCost, cost_of
 from sdopt.study.work import Sharing
 from tests.fakes import fake_study
@@ -77,6 +77,12 @@ def test_variants_may_do_more_than_the_baseline(tmp_path: Path) -> None:
     )
     found = cost_of([baseline, several, baseline], result, tmp_path, SHARING)
     assert found.seconds == pytest.approx(found.calls_alone * CALL_S * (1 + 4 + 1) / 3)
+
+
+def test_of_a_sweep_is_the_sum_of_what_is_known() -> None:
+    known = effort_of_sweep([60.0, None, 120.0])
+    assert known == "all jobs: about 3 min, and 1 of unknown time"
+    assert not effort_of_sweep([None])
 
 
 @pytest.mark.parametrize(("budget_s", "limited"), [(9.0, True), (1e6, False)])
