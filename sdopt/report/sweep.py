@@ -21,7 +21,7 @@ from sdopt.schema import WORK
 from sdopt.statistics.answer_notes import NOT_ENDED
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Speed
-from sdopt.statistics.sentences import described, lacking_text
+from sdopt.statistics.sentences import described, lacking_text, tells_less
 from sdopt.statistics.summary import Summary, rank_of, summary_of
 from sdopt.statistics.words import seconds_parts
 
@@ -205,6 +205,7 @@ class Sweep:
                 rows.append((job, job.row))
         if not rows:
             return "Nothing was compared with a baseline."
+        rows.sort(key=lambda found: tells_less(found[1]))
         job, row = rows[0]
         if all(row.speed is None and row.images is None for _, row in rows):
             return f"Nothing was measured beside a baseline: {job.name}: {job.because} (job {job.number})."

@@ -30,14 +30,17 @@ def _answer(rows: Sequence[Row], best: Row | None) -> str:
     baseline = next((row for row in rows if row.is_baseline), None)
     if best is not None:
         return f"{described(best, baseline)}."
-    candidates.sort(
-        key=lambda row: (row.speed is None, bool(broken_because(row.variant)))
-    )
+    candidates.sort(key=tells_less)
     for row in candidates:
         faster = row.speed is Speed.FASTER
         if faster and row.decision is Decision.UNDECIDED:
             return unconfirmed(row, baseline)
     return _nothing_better(candidates, baseline)
+
+
+def tells_less(row: Row) -> tuple[bool, bool]:
+    """Returns by what a row leads an answer less than others: it was not timed, or is broken."""
+    return row.speed is None, bool(broken_because(row.variant))
 
 
 def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:

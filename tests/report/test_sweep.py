@@ -11,6 +11,7 @@ from rich.console import Console
 
 from sdopt.record.files import JobError, read_result, write_result
 from sdopt.record.records import Status, StudyResult
+from sdopt.record.scores import BrokenImage
 from sdopt.report.markdown import written
 from sdopt.report.sweep import Sweep, read_sweep
 from sdopt.report.terminal import shown
@@ -85,6 +86,23 @@ def test_nothing_is_advised_where_nothing_was_measured(
     sentence = Sweep(Path(), {job: jobs[job] for job in ("1", "2")}, {}).sentence
     assert sentence.startswith("Nothing was measured beside a baseline: ")
     assert "it broke" in sentence
+
+
+def test_the_fastest_whose_images_can_be_used_leads(
+    jobs: dict[str, StudyResult],
+) -> None:
+    for study in jobs.values():
+        study.judgements = []
+        for edge in study.comparisons:
+            for ratios in edge.shapes:
+                if ratios.speedup:
+                    ratios.speedup.low = ratios.speedup.high = None
+    broken = jobs["1"].variant("deep cache")
+    broken.trips = [BrokenImage("black", broken.images[0].path, "all are 0")]
+    sweep = Sweep(Path(), jobs, {})
+    assert sweep.jobs[0].row is not None
+    assert sweep.jobs[0].row.variant is broken
+    assert sweep.sentence.startswith("Not enough runs to tell: math attention ")
 
 
 def test_what_was_not_measured_is_not_called_no_better(
