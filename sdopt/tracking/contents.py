@@ -208,13 +208,14 @@ def variant_run(
     rank = len(result.variants) - [row.name for row in result.variants].index(
         variant.name
     )
+    swept = swept_parameters(result, folder) if variant in result.candidates else {}
     return TrackedRun(
         name=variant.name,
         tags=variant_tags(summary, variant),
         status="FINISHED" if variant.status.measured else "FAILED",
         started=time_of(result.started) + rank,
         ended=time_of(result.finished or result.started),
-        parameters=variant_parameters(result, variant),
+        parameters={**swept, **variant_parameters(result, variant)},
         metrics=logged_metrics(summary, variant),
         files={"evidence.json": json.dumps({"evidence": evidence}, indent=2).encode()}
         if evidence

@@ -40,7 +40,7 @@ from sdopt.tracking.client import (
     TrackingError,
     cause_of,
 )
-from sdopt.tracking.contents import run_name
+from sdopt.tracking.contents import run_name, variant_run
 from sdopt.tracking.runs import digest_of, download_run, log_study, update_verdicts
 from sdopt.tracking.store import ask, end_process, require_store, shown_by, ui_pages
 from tests.command import SMOKE, Finished, refused, sdopt
@@ -730,6 +730,13 @@ def test_the_name_of_a_sweeps_job_says_what_it_alone_has(tmp_path: Path) -> None
     (tmp_path / "multirun.yaml").write_text(json.dumps(recorded))
     result.environment.command = ["sdopt", "run", "precision=bf16", "workload.steps=20"]
     assert run_name(result, job) == "1: it, workload.steps=20"
+    summary, [it] = summary_of(result), result.candidates
+    # Beside its speed-up, for parallel coordinates.
+    assert variant_run(summary, it, job, images=False).parameters == {
+        "workload.steps": "20"
+    }
+    baseline = variant_run(summary, result.baseline_variant, job, images=False)
+    assert not baseline.parameters
     result.candidates[0].name = "attention=math, layout=contiguous"
     result.environment.command[2:] = ["layout=contiguous", "attention=math"]
     assert run_name(result, job) == "1: attention=math, layout=contiguous"
