@@ -211,6 +211,22 @@ def answers(found: "Found | None", code: int) -> dict[str, Any]:
     }
 
 
+def judged_in(name: str) -> str:
+    """Returns where the study is that judged, of a search's folder; any other name as it is.
+
+    Raises:
+        UsageError: the search has judged nothing.
+    """
+    from sdopt.search.record import FINAL, RECORD
+
+    folder = Path(name)
+    if not (folder / RECORD).is_file():
+        return name
+    if not (folder / FINAL / "result.json").is_file():
+        raise UsageError(f"{name}: a search that has not judged any option")
+    return str(folder / FINAL)
+
+
 def found_in(folder: Path | None) -> "Found | None":
     """Returns what a command has written to a folder; None if it has measured nothing."""
     from sdopt.tracking.finding import find_results

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sdopt.errors import UsageError
 
-from . import Arguments, answers, end_with_code, only_json
+from . import Arguments, answers, end_with_code, judged_in, only_json
 
 
 @end_with_code
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
                 f"gate={config.gate.name}: has no rules; choose gate=default, gate=strict or a gate of your own"
             )
         waived = _waived(arguments.waive, arguments.against)
-        found = find_results(arguments.result, config.tracking)
+        found = find_results(judged_in(arguments.result), config.tracking)
         named = {override.partition("=")[0] for override in arguments.overrides}
         thresholds = {
             name: getattr(config.protocol, name)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sdopt.errors import UsageError, print_problems
 
-from . import Arguments, end_with_code
+from . import Arguments, end_with_code, judged_in
 
 
 @end_with_code
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         )
     chosen, code = tracking_of(overrides), 0
     for name in names:
-        source = find_results(name, chosen)
+        source = find_results(judged_in(name), chosen)
         if not source.studies:
             raise UsageError(source.damaged)
         files = write_report(source, arguments.output)

@@ -8,7 +8,7 @@ from sdopt.errors import UsageError, print_problems
 from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line
 
-from . import Arguments, answers, end_with_code, only_json
+from . import Arguments, answers, end_with_code, judged_in, only_json
 
 
 @end_with_code
@@ -53,7 +53,8 @@ def main(argv: list[str]) -> int:
     folder = Path(arguments.result)
     if arguments.json:
         with only_json(wanted=True) as say:
-            found = find_results(str(folder), tracking_of(arguments.overrides))
+            name = judged_in(arguments.result)
+            found = find_results(name, tracking_of(arguments.overrides))
             print_problems([*found.damaged, *found.remarks])
             code = UsageError.exit_code if found.damaged else 0
             say(answers(found, code))

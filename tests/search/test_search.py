@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from sqlalchemy import create_engine, text
 
+from runners import report
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.calibration import FOLDER, read_calibration
 from sdopt.pipelines.catalog import PACKAGED
@@ -27,6 +28,7 @@ from sdopt.search.config import search_file
 from sdopt.search.plot import search_plot
 from sdopt.search.record import (
     FINAL,
+    PAGE,
     RECORD,
     SearchEntry,
     SearchRecord,
@@ -148,6 +150,19 @@ class TestSearch:
         assert prompts[0]
         assert prompts[1]
         assert not prompts[0] & prompts[1]
+
+    def test_stands_for_the_study_that_judged_where_results_are_read(
+        self, searched: Searched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        copy = tmp_path / "search"
+        shutil.copytree(searched.folder, copy)
+        page = (copy / PAGE).read_text()
+        monkeypatch.chdir(tmp_path)
+        assert report.main([str(copy), "tracking=none"]) == 0
+        assert (copy / FINAL / PAGE).is_file()
+        assert (copy / PAGE).read_text() == page
+        shutil.rmtree(copy / FINAL)
+        assert report.main([str(copy), "tracking=none"]) == 2
 
     def test_is_a_run_with_one_for_each_option_in_mlflow(
         self, searched: Searched
