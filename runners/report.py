@@ -22,8 +22,9 @@ def main(argv: list[str]) -> int:
         "results",
         nargs="*",
         metavar="RESULT | tracking.KEY=VALUE",
-        help="a run's folder, its result.json, a sweep's folder (one report of all its jobs), or an MLflow run id; and "
-        "overrides of the tracking group (default: the store in which the run was tracked)",
+        help="a run's folder, its result.json, a sweep's folder (one report of all its jobs), a search's (of the study "
+        "that judged), or an MLflow run id; and overrides of the tracking group (default: the store in which the run was "
+        "tracked)",
     )
     parser.add_argument(
         "--output",
