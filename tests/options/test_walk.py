@@ -60,6 +60,7 @@ def test_what_is_refused_still_is(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # as the walk itself
 @pytest.mark.parametrize("name", list(TINY))
 def test_every_option_does_what_the_table_says(name: str) -> None:
     kept = walk.read()
