@@ -53,8 +53,9 @@ def main(argv: list[str]) -> int:
     folder = Path(arguments.result)
     if arguments.json:
         with only_json(wanted=True) as say:
-            name = judged_in(arguments.result)
-            found = find_results(name, tracking_of(arguments.overrides))
+            found = find_results(
+                judged_in(arguments.result), tracking_of(arguments.overrides)
+            )
             print_problems([*found.damaged, *found.remarks])
             code = UsageError.exit_code if found.damaged else 0
             say(answers(found, code))

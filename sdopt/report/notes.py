@@ -270,12 +270,12 @@ def _rounds_note(result: StudyResult) -> str:
     """Returns how many rounds other work on the machine disturbed, and how they were handled; "" if none was."""
     counts = count_rounds(result)
     limit = result.config.protocol.interference
-    if limit is None or not counts.get("disturbed"):
+    if counts is None or limit is None or not counts.disturbed:
         return ""
     causes = {
-        "waiting for a core": counts["waited"],
-        "time that the hypervisor gave to other machines": counts["stolen"],
-        "other processes on the GPU": counts["on_gpu"],
+        "waiting for a core": counts.waited,
+        "time that the hypervisor gave to other machines": counts.stolen,
+        "other processes on the GPU": counts.on_gpu,
     }
     # Several causes together may exceed the limit that none of them does alone.
     least = limit if max(causes.values()) > limit else 0.0
@@ -285,14 +285,12 @@ def _rounds_note(result: StudyResult) -> str:
             reasons.append(f"{cause} up to {100 * share:.{int(share < 0.1)}f} %")
     reasons.append(f"limit {100 * limit:g} %")
     uses = []
-    if counts["left_out"]:
-        uses.append(f"{counts['left_out']} left out")
-    if counts["undecided"]:
-        uses.append(
-            f"{counts['undecided']} used anyway, because too few were undisturbed"
-        )
+    if counts.left_out:
+        uses.append(f"{counts.left_out} left out")
+    if counts.undecided:
+        uses.append(f"{counts.undecided} used anyway, because too few were undisturbed")
     return (
-        f"Disturbed by other work: {counts['disturbed']} of {counts['timed']} rounds "
+        f"Disturbed by other work: {counts.disturbed} of {counts.timed} rounds "
         f"({', '.join(reasons)}); {', '.join(uses)}."
     )
 

@@ -5,6 +5,7 @@ Also estimates how much identical processes differ, and tests whether each had s
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -61,25 +62,38 @@ def rounds_left_out(
 # How a study was disturbed --------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class RoundCounts:
+    """The rounds of a study; in blocks, each call of a block is a round.
+
+    Attributes:
+        timed: all rounds whose interference is known.
+        disturbed: those with a call from which others took more than `protocol.interference`.
+        left_out: those that decide nothing.
+        undecided: disturbed ones that decide all the same, because there were too few clean ones.
+        waited: the largest share of the processor that a worker waited for.
+        stolen: the largest share that the hypervisor took.
+        on_gpu: the largest share for which others used the GPU.
+    """
+
+    timed: int
+    disturbed: int
+    left_out: int
+    undecided: int
+    waited: float
+    stolen: float
+    on_gpu: float
+
+
 _Round = tuple[object, ...]
 """What tells rounds apart: the session and the round's number; in blocks also the variant and its process."""
 
 
-def count_rounds(result: StudyResult) -> dict[str, float]:
-    """Counts the rounds of a study, by name; {} where nothing says what disturbed them, or nothing is to be left out.
-
-    In blocks, each call of a block is a round.
-
-    - `timed`: all rounds whose interference is known.
-    - `disturbed`: those with a call from which others took more than `protocol.interference`.
-    - `left_out`: those that decide nothing.
-    - `undecided`: disturbed ones that decide all the same, because there were too few clean ones.
-    - `waited`, `stolen`, `on_gpu`: the largest share of the processor that a worker waited for, and that the hypervisor
-      took; the largest for which others used the GPU.
-    """
+def count_rounds(result: StudyResult) -> RoundCounts | None:
+    """Counts the rounds of a study; None where nothing says what disturbed them, or nothing is to be left out."""
     limit = result.config.protocol.interference
     if limit is None:
-        return {}
+        return None
     worst: dict[_Round, float] = {}
     left_out: set[_Round] = set()
     for key, call in _calls_by_round(result):
@@ -89,20 +103,20 @@ def count_rounds(result: StudyResult) -> dict[str, float]:
         if call.left_out:
             left_out.add(key)
     if not worst:
-        return {}
+        return None
     disturbed = {key for key, share in worst.items() if share > limit}
     calls = [call for _, call in _calls_by_round(result)]
     causes = [call.interference for call in calls if call.interference]
     gpus = [call.gpu for call in calls if call.gpu]
-    return {
-        "timed": len(worst),
-        "disturbed": len(disturbed),
-        "left_out": len(left_out),
-        "undecided": len(disturbed - left_out),
-        "waited": max(cause.waited for cause in causes),
-        "stolen": max(cause.stolen for cause in causes),
-        "on_gpu": max((gpu.others or 0.0 for gpu in gpus), default=0.0),
-    }
+    return RoundCounts(
+        timed=len(worst),
+        disturbed=len(disturbed),
+        left_out=len(left_out),
+        undecided=len(disturbed - left_out),
+        waited=max(cause.waited for cause in causes),
+        stolen=max(cause.stolen for cause in causes),
+        on_gpu=max((gpu.others or 0.0 for gpu in gpus), default=0.0),
+    )
 
 
 def _calls_by_round(result: StudyResult) -> Iterator[tuple[_Round, Call]]:

@@ -17,6 +17,9 @@ from sdopt.statistics.rows import Row
 IMAGES_PER_CALL = "throughput/images_per_call"
 """The figure of how many images a call makes, in studies whose times are shown per image."""
 
+PASSED = "gate/passed"
+"""The figure of whether a gate passes it: 1 or 0, and none where that is undecided."""
+
 LAUNCH_BOUND = 0.8
 """If the device is busy for less than this share of a denoiser step, Python and kernel launches limit it."""
 
@@ -198,7 +201,7 @@ def main_figures(result: StudyResult, row: Row) -> Figures:
     if variant.quality or variant.trips:
         figures["quality/tripped_images"] = variant.broken_images
     if row.verdict in (Verdict.PASS, Verdict.FAIL):
-        figures["gate/passed"] = row.verdict is Verdict.PASS
+        figures[PASSED] = row.verdict is Verdict.PASS
     return figures | _start(row)
 
 

@@ -23,7 +23,7 @@ from sdopt.report.verdicts import verdict_markdown
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import floor_range
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, with_shape
-from sdopt.statistics.row_figures import IMAGES_PER_CALL
+from sdopt.statistics.row_figures import IMAGES_PER_CALL, PASSED
 from sdopt.statistics.rows import PSNR, Row
 from sdopt.statistics.scale import Decision
 from sdopt.statistics.sentences import described
@@ -109,20 +109,14 @@ def study_tags(summary: Summary) -> dict[str, str]:
         "sdopt.commit": (environment.sdopt_commit or "none")
         + ("+dirty" if environment.sdopt_dirty else ""),
         "sdopt.sessions": str(len(result.sessions)),
-        **(
-            {"sdopt.disturbed": str(bool(counts["undecided"])).lower()}
-            if counts
-            else {}
-        ),
+        **({"sdopt.disturbed": str(bool(counts.undecided)).lower()} if counts else {}),
         **(
             {"sdopt.floor": " to ".join(dict.fromkeys(f"{end:.4f}" for end in floors))}
             if floors
             else {}
         ),
         **(
-            {
-                "sdopt.rounds": f"{counts['timed']} timed, {counts['disturbed']} disturbed"
-            }
+            {"sdopt.rounds": f"{counts.timed} timed, {counts.disturbed} disturbed"}
             if counts
             else {}
         ),
@@ -407,7 +401,7 @@ def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]
         if name in row.flat:
             metrics[name] = row.flat[name]
     if row.decision in (Decision.PASS, Decision.FAIL):
-        metrics["gate/passed"] = float(row.decision is Decision.PASS)
+        metrics[PASSED] = float(row.decision is Decision.PASS)
     if variant.status.measured:
         if row.peak_gib is not None:
             metrics["memory_gib"] = row.peak_gib

@@ -16,6 +16,7 @@ from sdopt.report.catalog import HTML, MARKDOWN
 from sdopt.report.page.gallery import has_images
 from sdopt.report.sweep import Sweep
 from sdopt.schema import Tracking
+from sdopt.statistics.row_figures import PASSED
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking import client
 from sdopt.tracking.client import (
@@ -47,8 +48,6 @@ from sdopt.tracking.contents import (
 from sdopt.tracking.store import ask, store_exists
 
 _SWEEP = "sdopt.sweep"
-
-_PASSED = "gate/passed"
 
 _SHORT = 12  # digits of a study's id in lists
 
@@ -144,8 +143,8 @@ def update_verdicts(
     gone = {"": [name for name in OF_THE_BEST if name not in metrics]}
     for variant in result.variants:
         logged = logged_metrics(summary, variant)
-        judged[variant.name] = {_PASSED: logged[_PASSED]} if _PASSED in logged else {}
-        gone[variant.name] = [] if _PASSED in logged else [_PASSED]
+        judged[variant.name] = {PASSED: logged[PASSED]} if PASSED in logged else {}
+        gone[variant.name] = [] if PASSED in logged else [PASSED]
     # Of an option that the verdicts have refused, or no longer decide. MLflow deletes no metric, and shows no run with
     # one that is NaN.
     outdated = ask(client.holds, tracking, result.name, mine, gone)

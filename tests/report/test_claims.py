@@ -446,7 +446,7 @@ CLAIMS: dict[str, Callable[[StudyResult], bool]] = {
         and not any(row.skips_by_image for row in result.variants)
     ),
     r"Disturbed by other work|Calls that other work disturbed|\"sdopt.disturbed\"": lambda result: (
-        bool(count_rounds(result))
+        count_rounds(result) is not None
     ),
     r"images (nearly )?identical|images similar|images visibly different": lambda result: (
         any("psnr_db" in edge.quality for edge in result.comparisons)

@@ -88,10 +88,8 @@ class TestStudy:
 
     def test_are_counted_and_noted(self, result: StudyResult) -> None:
         disturb(result, 2, 0.5, left_out=True)
-        counts = count_rounds(result)
-        assert tuple(
-            counts[name] for name in ("timed", "disturbed", "left_out", "undecided")
-        ) == (
+        counts = known(count_rounds(result))
+        assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (
             6,
             1,
             1,
@@ -116,8 +114,8 @@ def test_a_call_at_a_further_shape_disturbs_the_round_of_all() -> None:
     result.variant("it").measurements[0].shapes[1].calls[2].interference = Interference(
         0.5, 0.0
     )
-    counts = count_rounds(result)
-    assert (counts["timed"], counts["disturbed"]) == (8, 1)
+    counts = known(count_rounds(result))
+    assert (counts.timed, counts.disturbed) == (8, 1)
 
 
 NOISE = 1 + 0.01 * np.random.default_rng(0).standard_normal(12)

@@ -829,10 +829,8 @@ class TestDisturbedRounds:
         )
         for name in ("baseline", "it", CONTROL):
             assert self.left_out(result, name) == [2]
-        counts = count_rounds(result)
-        assert tuple(
-            counts[name] for name in ("timed", "disturbed", "left_out", "undecided")
-        ) == (
+        counts = known(count_rounds(result))
+        assert (counts.timed, counts.disturbed, counts.left_out, counts.undecided) == (
             3,
             2,
             1,
