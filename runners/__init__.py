@@ -30,6 +30,7 @@ __all__ = [
     "exit_code_of",
     "answers",
     "found_in",
+    "has_judged",
     "indented",
     "interrupts_deferred",
     "only_json",
@@ -222,9 +223,16 @@ def judged_in(name: str) -> str:
     folder = Path(name)
     if not (folder / RECORD).is_file():
         return name
-    if not (folder / FINAL / "result.json").is_file():
+    if not has_judged(folder):
         raise UsageError(f"{name}: a search that has not judged any option")
     return str(folder / FINAL)
+
+
+def has_judged(search: Path) -> bool:
+    """Whether a search has judged an option: its study is there."""
+    from sdopt.search.record import FINAL
+
+    return (search / FINAL / "result.json").is_file()
 
 
 def found_in(folder: Path | None) -> "Found | None":

@@ -75,9 +75,10 @@ def main(argv: list[str]) -> int:
             for name in THRESHOLDS
             if f"protocol.{name}" in named
         }
+        against = arguments.against and judged_in(arguments.against)
         judging = Judging(
             config,
-            arguments.against,
+            against,
             waived,
             thresholds,
             arguments.output,

@@ -2,13 +2,18 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError, print_problems
 from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line
 
-from . import Arguments, answers, end_with_code, judged_in, only_json
+from . import Arguments, answers, end_with_code, has_judged, judged_in, only_json
+
+if TYPE_CHECKING:
+    from sdopt.record.records import StudyResult
 
 
 @end_with_code
@@ -41,52 +46,69 @@ def main(argv: list[str]) -> int:
     )
     arguments = parser.parsed(argv)
 
+    if arguments.json:
+        return _print_json(arguments.result, arguments.overrides)
+
     from sdopt.config.tracking import tracking_of
-    from sdopt.report.answer import answer_shown
-    from sdopt.report.header import header_of
-    from sdopt.report.page.sections import text_sections
-    from sdopt.report.terminal import sections_shown, shown
+    from sdopt.report.terminal import shown
     from sdopt.search.record import FINAL, RECORD
-    from sdopt.statistics.summary import summary_of
     from sdopt.tracking.finding import find_results
 
-    folder = Path(arguments.result)
-    if arguments.json:
-        with only_json(wanted=True) as say:
-            found = find_results(
-                judged_in(arguments.result), tracking_of(arguments.overrides)
-            )
-            print_problems([*found.damaged, *found.remarks])
-            code = UsageError.exit_code if found.damaged else 0
-            say(answers(found, code))
-        return code
-    console = terminal()
+    folder, console = Path(arguments.result), terminal()
     if (folder / _LOAD).is_file():
         _print_load_test(folder, brief=not arguments.all)
         return 0
     if (folder / RECORD).is_file():  # a search: its answer, and the study that judged
         _print_search(folder)
-        folder = folder / FINAL
-        if not (folder / "result.json").is_file():
+        if not has_judged(folder):
             return 0
+        folder = folder / FINAL
     found = find_results(str(folder), tracking_of(arguments.overrides))
     if found.sweep and found.studies:
         console.print(shown(found.sweep.blocks(arguments.all), console.width))
-    for result, folder in found.studies:
-        if found.sweep and not arguments.all:
-            break  # the table above has them
-        summary = summary_of(result)
-        if arguments.all:
-            console.print(answer_shown(summary, console.width))
-            for line in header_of(result):
-                print_line(console, line, whole=False)
-            console.print(
-                sections_shown(list(text_sections(summary))[1:], console.width)
-            )
-        else:
-            console.print(answer_shown(summary, console.width, folder))
+    if arguments.all or not found.sweep:  # else the table above has them
+        for result, folder in found.studies:
+            _print_study(result, folder, arguments.all)
     print_problems([*found.damaged, *found.remarks])
     return UsageError.exit_code if found.damaged else 0
+
+
+def _print_json(name: str, overrides: Sequence[str]) -> int:
+    from sdopt.config.tracking import tracking_of
+    from sdopt.search.record import RECORD
+    from sdopt.tracking.finding import find_results
+
+    folder = Path(name)
+    is_search = (folder / RECORD).is_file()
+    with only_json(wanted=True) as say:
+        search = {"search": _search_record(folder)} if is_search else {}
+        if is_search and not has_judged(folder):
+            say({"studies": [], **search})
+            return 0
+        found = find_results(judged_in(name), tracking_of(overrides))
+        print_problems([*found.damaged, *found.remarks])
+        code = UsageError.exit_code if found.damaged else 0
+        say(answers(found, code) | search)
+    return code
+
+
+def _print_study(result: "StudyResult", folder: Path, whole: bool) -> None:
+    """Prints the answer, or everything that the page has."""
+    from sdopt.report.answer import answer_shown
+    from sdopt.report.header import header_of
+    from sdopt.report.page.sections import text_sections
+    from sdopt.report.terminal import sections_shown
+    from sdopt.statistics.summary import summary_of
+
+    console, summary = terminal(), summary_of(result)
+    if not whole:
+        console.print(answer_shown(summary, console.width, folder))
+        return
+    console.print(answer_shown(summary, console.width))
+    for line in header_of(result):
+        print_line(console, line, whole=False)
+    sections = list(text_sections(summary))[1:]
+    console.print(sections_shown(sections, console.width))
 
 
 _LOAD = "load.json"
@@ -102,13 +124,19 @@ def _print_load_test(folder: Path, brief: bool) -> None:
     console.print(shown(blocks_of(LoadRecord.read(folder), brief), console.width))
 
 
+def _search_record(folder: Path) -> dict[str, Any]:
+    from sdopt.search.record import RECORD
+
+    return dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
+
+
 def _print_search(folder: Path) -> None:
     """Prints the answer of a search, and where everything is that it tried."""
-    from sdopt.search.record import PAGE, RECORD
+    from sdopt.search.record import PAGE
 
     console = terminal()
-    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    print_line(console, record["sentence"], "bold", whole=False)
+    sentence = _search_record(folder)["sentence"]
+    print_line(console, sentence, "bold", whole=False)
     if (folder / PAGE).is_file():
         print_line(console, f"Everything that was tried: {folder / PAGE}\n")
 

@@ -373,7 +373,7 @@ def trial_run(
         "memory_ratio": entry.memory_ratio,
         "latency/p50_s": entry.latency_s,
         "latency/image_s": entry.image_s if entry.per_image else None,
-        "memory/peak_gib": entry.memory_gib,
+        "memory_gib": entry.memory_gib,
         f"quality/{record.distance}": entry.distance,
         "processes": float(entry.processes),
         "compile/recompiles": entry.recompiles,

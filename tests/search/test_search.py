@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from sqlalchemy import create_engine, text
 
-from runners import report
+from runners import gate, report
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.calibration import FOLDER, read_calibration
 from sdopt.pipelines.catalog import PACKAGED
@@ -161,8 +161,16 @@ class TestSearch:
         assert report.main([str(copy), "tracking=none"]) == 0
         assert (copy / FINAL / PAGE).is_file()
         assert (copy / PAGE).read_text() == page
+        against = ["--against", str(searched.folder), "--output", str(tmp_path / "out")]
+        assert gate.main([str(copy), *against]) == 2  # of a study with itself
+        shown = json.loads(sdopt(tmp_path, "show", str(copy), "--json").out)
+        assert shown["search"]["folder"]
+        assert len(shown["studies"]) == 1
         shutil.rmtree(copy / FINAL)
         assert report.main([str(copy), "tracking=none"]) == 2
+        shown = json.loads(sdopt(tmp_path, "show", str(copy), "--json").out)
+        assert shown["exit_code"] == 0
+        assert shown["studies"] == []
 
     def test_is_a_run_with_one_for_each_option_in_mlflow(
         self, searched: Searched
