@@ -291,35 +291,36 @@ class LaunchedJob:
         add_working_folder()
         try:
             with _ended_by_signals() if elsewhere else nullcontext():
-                hide_passwords()
-                # Imported here, because a command line that is wrong has ended by now.
-                from sdopt.config.composer import HydraComposer
-                from sdopt.experiment import Experiment
-
-                how, composer = self.how, self.composer
-                if composer is None:
-                    task: Any = OmegaConf.to_container(
-                        HydraConfig.get().overrides.task, resolve=False
-                    )
-                    how = {"in_sweep": True, "command": ["sdopt", "run", *task]}
-                    composer = HydraComposer.of_this_job(cfg)
-                with independent_children(), lock_folder(folder) as ours:
-                    if not ours:
-                        raise OccupiedError(
-                            f"{folder}: another process is measuring there"
-                        )
-                    timeline = Timeline("Python, Hydra and their imports", self.began)
-                    context = start_fork_server(composer.current.dry_run)
-                    experiment = Experiment(composer, folder, context, timeline, **how)
-                    result = experiment.run()
-                    self.foreseen_s.append(experiment.foreseen_s)
-                return _objective(composer.current, result) if result else math.nan
+                return self._measure(cfg, folder)
         except Exception as error:
             ending = _record(error, folder, in_a_sweep=self.composer is None)
             self.errors.append(error)
             if self.composer is None:
                 print_problems(ending.problems)
             return math.nan
+
+    def _measure(self, cfg: DictConfig, folder: Path) -> Any:
+        hide_passwords()
+        # Imported here, because a command line that is wrong has ended by now.
+        from sdopt.config.composer import HydraComposer
+        from sdopt.experiment import Experiment
+
+        how, composer = self.how, self.composer
+        if composer is None:
+            task: Any = OmegaConf.to_container(
+                HydraConfig.get().overrides.task, resolve=False
+            )
+            how = {"in_sweep": True, "command": ["sdopt", "run", *task]}
+            composer = HydraComposer.of_this_job(cfg)
+        with independent_children(), lock_folder(folder) as ours:
+            if not ours:
+                raise OccupiedError(f"{folder}: another process is measuring there")
+            timeline = Timeline("Python, Hydra and their imports", self.began)
+            context = start_fork_server(composer.current.dry_run)
+            experiment = Experiment(composer, folder, context, timeline, **how)
+            result = experiment.run()
+        self.foreseen_s.append(experiment.foreseen_s)
+        return _objective(composer.current, result) if result else math.nan
 
 
 def _this_process() -> tuple[str, int]:
