@@ -37,9 +37,15 @@ _ENVIRONMENT = {
 }
 
 
-TALKATIVE = ("torchao", "torch.utils._pytree", "xformers")
-"""Loggers that warn, on the user's terminal, of TorchAO's kernels that this build of PyTorch cannot use, and of missing
-ones of xFormers, without which `attention=xformers` is a conflict anyway."""
+TALKATIVE = (
+    "torchao",
+    "torch.utils._pytree",
+    "xformers",
+    "bitsandbytes.backends.cpu.ops",
+)
+"""Loggers that warn, on the user's terminal, of TorchAO's kernels that this build of PyTorch cannot use, of missing
+ones of xFormers, without which `attention=xformers` is a conflict anyway, and of one for CPUs that bitsandbytes would
+fetch from the hub."""
 
 
 def silence_talkative() -> None:
