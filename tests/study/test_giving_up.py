@@ -33,7 +33,7 @@ def meter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdopt.study.giving_up.InterferenceMeter", NoMeter)
 
 
-SECONDS = {"quick": 0.05, "slow": 2.0}
+SECONDS = {"quick": 0.05, "slow": 2.0, "slowest": 4.0}
 
 
 def measured(
@@ -144,14 +144,15 @@ def test_the_first_call_counts_where_an_option_is_known_to_be_slow_here(
 
 
 def test_is_shown_on_every_surface(tmp_path: Path) -> None:
-    result, _ = measured(tmp_path)
+    result, _ = measured(tmp_path, ("quick", "slowest", "slow"))
     summary = summary_of(result)
     row = summary.row("slow")
     assert row is not None
     assert row.speed is Speed.SLOWER
     assert row.at_least_slower is not None
     assert row.at_least_slower == pytest.approx(20 / 1.2, rel=0.05)
-    assert [other.name for other in summary.rows] == ["quick", "baseline", "slow"]
+    names = [other.name for other in summary.rows]
+    assert names == ["quick", "baseline", "slow", "slowest"]
     [cells] = [cells for cells in ranking(summary).rows if str(cells[0]) == "slow"]
     assert "≤ 0.06×" in [str(cell) for cell in cells]
     spec = json.dumps(forest(summary), ensure_ascii=False)
