@@ -39,9 +39,7 @@ def loading_of(variant: Variant, device: Device) -> Piece:
     Raises:
         UsageError: the model's files are missing.
     """
-    start, threads = Piece(), variant.hardware.threads or _fewer_threads()
-    if threads and not device.is_cuda:
-        start = Piece(("import torch",), (f"torch.set_num_threads({threads})",))
+    start = _threads(variant.hardware.threads or _fewer_threads(), device)
     model = variant.model
     if model.weights == "factory":
         return start + function_code(str(model.factory), "pipe = {}()")
@@ -49,6 +47,18 @@ def loading_of(variant: Variant, device: Device) -> Piece:
     if model.weights == "random":
         return start + _untrained(variant, dtype, device)
     return start + from_files(model, variant.task, dtype)
+
+
+def own_threads(variant: Variant, device: Device) -> Piece:
+    """Returns code that sets the threads of a variant that has other ones than its model by itself."""
+    threads = variant.hardware.threads
+    return _threads(None if threads == variant.model.threads else threads, device)
+
+
+def _threads(threads: int | None, device: Device) -> Piece:
+    if not threads or device.is_cuda:
+        return Piece()
+    return Piece(("import torch",), (f"torch.set_num_threads({threads})",))
 
 
 def _fewer_threads() -> int | None:

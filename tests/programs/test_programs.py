@@ -365,6 +365,10 @@ def test_takes_no_more_threads_than_the_cores_that_were_measured_with(
     assert "set_num_threads" not in written(free, CPU).text
     monkeypatch.setattr("torch.get_num_threads", lambda: 1000)
     assert "torch.set_num_threads(" in written(free, CPU).text
+    # What was chosen is also in the lines for a pipeline that is there.
+    assert "set_num_threads" not in "".join(written(variant, CPU).lines)
+    two = replace(variant, hardware=replace(variant.hardware, threads=2))
+    assert "torch.set_num_threads(2)" in written(two, CPU).lines
 
 
 def test_no_image_no_program(composer: Composers) -> None:
