@@ -7,14 +7,16 @@ from typing import Any
 
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import default_threads
-from sdopt.options.precision import Precision
+from sdopt.options.precision import FLOATS, Precision
 from sdopt.pipelines.catalog import class_name_of, path_of
 from sdopt.pipelines.hub import commit_of
 from sdopt.pipelines.loading import (
     absent_in,
     clip_skip_of,
+    family_of,
     folder_of,
     left_out,
+    part_config,
 )
 from sdopt.pipelines.tasks import pipeline_class
 from sdopt.pipelines.transformer_files import base_of, is_transformer, without_parts
@@ -31,6 +33,15 @@ def cast_of(variant: Variant) -> str | None:
     if type(option) is Precision:
         return option.weights
     return None
+
+
+def has_half_encoders(model: Model) -> bool:
+    """Returns whether text encoders of a pipeline begin in half precision where nothing is said: all else is float32."""
+    for name in family_of(model).encoders:
+        config = part_config(model, name) or {}
+        if config.get("dtype", config.get("torch_dtype")) in FLOATS[1:]:
+            return True
+    return False
 
 
 def loading_of(variant: Variant, device: Device) -> Piece:

@@ -22,6 +22,7 @@ from sdopt.pipelines.sampling import draws_noise, scheduler_settings
 from sdopt.programs.code import Piece, Unwritable, call_of, function_code, literal
 from sdopt.programs.loading import (
     cast_of,
+    has_half_encoders,
     layers_left_out,
     loading_of,
     own_threads,
@@ -144,8 +145,15 @@ def _placing(variant: Variant, device: Device) -> Piece:
 
 
 def _casting(variant: Variant) -> Piece:
-    """Returns the line that casts the weights of a transformer's pipeline; `pipe.to` would cast more than these."""
+    """Returns the line that casts the weights of a pipeline that is there; `setup` has that of a UNet's in half types.
+
+    `pipe.to` would cast more of a transformer's than these.
+    """
     weights = _cast_to(variant)
+    if weights is None and has_half_encoders(variant.model):
+        weights = cast_of(variant)
+        if weights is not None and family_of(variant.model).is_unet:
+            return Piece(("import torch",), (f"pipe.to(torch.{weights})",))
     if weights is None or family_of(variant.model).is_unet:
         return Piece()
     imports = ("import torch", "from sdopt.pipelines.parts import cast")

@@ -371,6 +371,20 @@ def test_takes_no_more_threads_than_the_cores_that_were_measured_with(
     assert "torch.set_num_threads(2)" in written(two, CPU).lines
 
 
+@pytest.mark.parametrize(
+    ("model", "line"), [("half", "pipe.to(torch.float32)"), ("own", "")]
+)
+def test_lines_cast_what_is_stored_in_half_precision(
+    composer: Composers, files: Path, model: str, line: str
+) -> None:
+    """As diffusers loads it, its text encoder is in half precision, and its denoiser is not."""
+    variant = of(composer, _word(f"model={{files}}/{model}", files), "precision=fp32")
+    found = written(variant, CPU)
+    casts = [each for each in found.lines if ".to(" in each]
+    assert casts == ([line] if line else [])
+    assert "pipe.to(" not in found.text
+
+
 def test_no_image_no_program(composer: Composers) -> None:
     with pytest.raises(Unwritable, match="no image"):
         written(of(composer, "attention=vanilla", "quality.prompt_count=null"), CPU)
