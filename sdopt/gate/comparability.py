@@ -62,11 +62,8 @@ def same_work(
 
     `left_out` is whether a budget left no time for the calls that count them.
     """
-    same_steps = candidate.config.workload.steps == reference.config.workload.steps
-    if not same_steps or candidate.config.scheduler != reference.config.scheduler:
-        reason = (
-            "not compared: the variant chooses another scheduler or number of steps"
-        )
+    if not candidate.config.runs_as_often(reference.config):
+        reason = "not compared: the variant chooses another scheduler, number of steps or guidance scale"
         return Ruling("steps", "", Verdict.PASS, reason)
     calls = candidate.denoiser_calls
     reference_calls = reference.denoiser_calls

@@ -334,7 +334,9 @@ class Distilled(Fused):
     """The option of the group `scheduler` for which it was distilled."""
     sampler: dict[str, Any] = field(default_factory=dict)
     """What that option sets: the class, and keys of its configuration."""
-    steps: list[int] = field(default_factory=lambda: [2, 8])
+    steps: Annotated[list[int], Field(min_length=2, max_length=2)] = field(
+        default_factory=lambda: [2, 8]
+    )
     """The fewest and the most steps."""
     guidance_scale: Factor = 1.0
     """The highest guidance scale: guidance is in the weights, and more of it overstates."""

@@ -53,6 +53,7 @@ from sdopt.pipelines.families import factor_of, guidance_from
 from sdopt.pipelines.family import Guidance, family_named
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import (
+    LoadedModel,
     family_of,
     guidance_of,
     load_vae,
@@ -464,10 +465,26 @@ class PrecomputedEmbeddings(Optimization):
             return [
                 "memory.precomputed_embeddings.max_sequence_length: a UNet's pipeline takes none; leave it out"
             ]
-        if family_of(ctx.model).is_unet or ctx.workload.images_per_prompt == 1:
+        reasons = self._of_other_length(ctx)
+        if not family_of(ctx.model).is_unet and ctx.workload.images_per_prompt != 1:
+            reasons.append(
+                "diffusers draws one image of each embedding with such a model: set workload.images_per_prompt=1"
+            )
+        return reasons
+
+    def _of_other_length(self, ctx: Context) -> list[str]:
+        """Returns the conflict, if any, of prompts that would be read to another length than the baseline's.
+
+        The denoiser of one that reads fewer tokens has less to do.
+        """
+        length = self.max_sequence_length
+        read = ctx.model.max_sequence_length or family_of(ctx.model).encoding.tokens[-1]
+        # A program may call its pipeline with any length.
+        if length in (None, read) or isinstance(ctx.model, LoadedModel):
             return []
+        way = f"set model.max_sequence_length={length}, which is the baseline's too"
         return [
-            "diffusers draws one image of each embedding with such a model: set workload.images_per_prompt=1"
+            f"memory.precomputed_embeddings.max_sequence_length={length}: without it, {read} tokens are read: {way}"
         ]
 
     @override

@@ -131,9 +131,11 @@ def _state(pipe: Any) -> dict[str, Any]:
     for part, value in pipe.components.items():
         if not isinstance(value, torch.nn.Module):
             config = getattr(value, "config", None)
+            members = getattr(value, "__dict__", {}).items()
             state[part] = (
                 type(value),
                 str(config) if config is not None else id(value),
+                {name: _mark(member) for name, member in members},
             )
             continue
         for name, module in value.named_modules(prefix=part):

@@ -7,14 +7,16 @@ from typing import Any
 
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import default_threads
-from sdopt.options.precision import Precision
+from sdopt.options.precision import FLOATS, Precision
 from sdopt.pipelines.catalog import class_name_of, path_of
 from sdopt.pipelines.hub import commit_of
 from sdopt.pipelines.loading import (
     absent_in,
     clip_skip_of,
+    family_of,
     folder_of,
     left_out,
+    part_config,
 )
 from sdopt.pipelines.tasks import pipeline_class
 from sdopt.pipelines.transformer_files import base_of, is_transformer, without_parts
@@ -33,15 +35,22 @@ def cast_of(variant: Variant) -> str | None:
     return None
 
 
+def has_half_encoders(model: Model) -> bool:
+    """Returns whether text encoders of a pipeline begin in half precision where nothing is said: all else is float32."""
+    for name in family_of(model).encoders:
+        config = part_config(model, name) or {}
+        if config.get("dtype", config.get("torch_dtype")) in FLOATS[1:]:
+            return True
+    return False
+
+
 def loading_of(variant: Variant, device: Device) -> Piece:
     """Returns code that leaves the model's pipeline as `pipe`, in the host's memory.
 
     Raises:
         UsageError: the model's files are missing.
     """
-    start, threads = Piece(), variant.hardware.threads or _fewer_threads()
-    if threads and not device.is_cuda:
-        start = Piece(("import torch",), (f"torch.set_num_threads({threads})",))
+    start = _threads(variant.hardware.threads or _fewer_threads(), device)
     model = variant.model
     if model.weights == "factory":
         return start + function_code(str(model.factory), "pipe = {}()")
@@ -49,6 +58,18 @@ def loading_of(variant: Variant, device: Device) -> Piece:
     if model.weights == "random":
         return start + _untrained(variant, dtype, device)
     return start + from_files(model, variant.task, dtype)
+
+
+def own_threads(variant: Variant, device: Device) -> Piece:
+    """Returns code that sets the threads of a variant that has other ones than its model by itself."""
+    threads = variant.hardware.threads
+    return _threads(None if threads == variant.model.threads else threads, device)
+
+
+def _threads(threads: int | None, device: Device) -> Piece:
+    if not threads or device.is_cuda:
+        return Piece()
+    return Piece(("import torch",), (f"torch.set_num_threads({threads})",))
 
 
 def _fewer_threads() -> int | None:

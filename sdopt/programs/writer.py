@@ -20,7 +20,13 @@ from sdopt.pipelines.catalog import path_of
 from sdopt.pipelines.loading import family_of, marks_of, part_config
 from sdopt.pipelines.sampling import draws_noise, scheduler_settings
 from sdopt.programs.code import Piece, Unwritable, call_of, function_code, literal
-from sdopt.programs.loading import cast_of, layers_left_out, loading_of
+from sdopt.programs.loading import (
+    cast_of,
+    has_half_encoders,
+    layers_left_out,
+    loading_of,
+    own_threads,
+)
 from sdopt.programs.work import Work
 from sdopt.record.choices import is_plain, option_name, written_value
 from sdopt.schema import Model
@@ -49,6 +55,7 @@ class Written:
         noise: makes the noise of the measured image, which other images do not need.
         public: whether others can load the model.
         casting: gives a pipeline that a program has loaded the type of weights in which `loading` loads it.
+        threads: the number of threads that the variant chooses, which `loading` sets too.
     """
 
     loading: Piece
@@ -57,11 +64,12 @@ class Written:
     noise: Piece
     public: bool
     casting: Piece
+    threads: Piece
 
     @property
     def lines(self) -> list[str]:
         """The part that a program with a pipeline `pipe` needs."""
-        body = self.casting + self.setup + self.work
+        body = self.threads + self.casting + self.setup + self.work
         return [*body.imports, *body.lines, *call_of(body)]
 
     @property
@@ -105,7 +113,8 @@ def written(variant: Variant, device: Device) -> Written:
     if variant.model.weights == "factory":  # what it builds has the types that it gives
         setup, casting = casting + setup, Piece()
     loading = loading_of(variant, device)
-    return Written(loading, setup, call, _noise(variant, work), public, casting)
+    noise, threads = _noise(variant, work), own_threads(variant, device)
+    return Written(loading, setup, call, noise, public, casting, threads)
 
 
 def scheduler_code(variant: Variant) -> Piece:
@@ -136,8 +145,15 @@ def _placing(variant: Variant, device: Device) -> Piece:
 
 
 def _casting(variant: Variant) -> Piece:
-    """Returns the line that casts the weights of a transformer's pipeline; `pipe.to` would cast more than these."""
+    """Returns the line that casts the weights of a pipeline that is there; `setup` has that of a UNet's in half types.
+
+    `pipe.to` would cast more of a transformer's than these.
+    """
     weights = _cast_to(variant)
+    if weights is None and has_half_encoders(variant.model):
+        weights = cast_of(variant)
+        if weights is not None and family_of(variant.model).is_unet:
+            return Piece(("import torch",), (f"pipe.to(torch.{weights})",))
     if weights is None or family_of(variant.model).is_unet:
         return Piece()
     imports = ("import torch", "from sdopt.pipelines.parts import cast")

@@ -132,6 +132,18 @@ class RecordedConfig:
         }
         return {key: values for key, values in keys.items() if values[0] != values[1]}
 
+    def runs_as_often(self, other: "RecordedConfig") -> bool:
+        """Returns whether the denoiser is to run as often in a call: no other steps, scheduler or scale are chosen."""
+        scales = (
+            self.workload.guidance(self.model),
+            other.workload.guidance(other.model),
+        )
+        return (
+            self.workload.steps == other.workload.steps
+            and self.scheduler == other.scheduler
+            and scales[0] == scales[1]
+        )
+
     @property
     def _sizes(self) -> int | list[int]:
         """The sizes of the timed calls, in pixels; a single one is no list."""

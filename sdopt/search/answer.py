@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -11,7 +11,7 @@ from sdopt.record.records import StudyResult
 from sdopt.report.columns import OF_ONE_STUDY, further_columns, values_of
 from sdopt.report.header import header_of
 from sdopt.report.program import said_of, said_of_whole
-from sdopt.search.findings import RATIOS, CandidateFinding
+from sdopt.search.findings import RATIOS, CandidateFinding, wanted_of
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import UNKNOWN, front_of
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
@@ -20,6 +20,35 @@ from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
 from sdopt.statistics.sentences import described, unconfirmed
 from sdopt.statistics.words import shortened, start_words, unit_text
+
+
+@dataclass(frozen=True)
+class _Gain:
+    """How an answer tells a gain that no interval goes with; `{}` is its amount.
+
+    Attributes:
+        first_look: of one combination, in a first look.
+        amount: the same, before a reason against it.
+        several: of several combinations.
+        most: of the one that gained most.
+        wanted: what none of all combinations does.
+    """
+
+    first_look: str
+    amount: str
+    several: str
+    most: str
+    wanted: str
+
+
+_GAINS = {
+    "latency": _Gain("was {} faster", "was {}", "were faster", "fastest", "is faster"),
+    "memory": _Gain(
+        *("took {}", "took {}"),
+        *("took less memory", "smallest", "takes less memory"),
+    ),
+}
+"""By objective; that of images has no gain over the baseline."""
 
 
 def record_of(search: Search, ended: bool = True) -> SearchRecord:
@@ -45,7 +74,8 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
     example = next(iter(search.results("screen-")), next(iter(studies), None))
     started = search.trials.started
     best = winner or undecided
-    named = None if best else _fastest(entries, "not enough runs")
+    wanted = wanted_of(search.config)
+    named = None if best else _best(entries, "not enough runs", wanted)
     row = judgements.rows[best] if best else None
     said = (
         said_of if winner else said_of_whole
@@ -118,14 +148,18 @@ def _answer(
 ) -> str:
     """Returns the answer, and what is still to do where the search did not come to its end."""
     if ended and search.unjudged is None:
-        return _sentence(judgements, entries)
-    best = _fastest(entries, "not enough runs")
-    passed = f"{_sentence(judgements, entries)} " if judgements.passed else ""
+        return _sentence(judgements, entries, wanted_of(search.config))
+    wanted = wanted_of(search.config)
+    best = _best(entries, "not enough runs", wanted)
+    passed = ""
+    if judgements.passed:
+        passed = f"{_sentence(judgements, entries, wanted)} "
     if search.unjudged is not None and best is not None:
         return f"{passed}{_unjudged(best, search)}"
-    fastest = (
-        f"; the fastest so far, not judged: {best.name}, {_about(best)}" if best else ""
-    )
+    fastest = ""
+    if best is not None:
+        most = f"the {_GAINS[wanted].most} so far, not judged"
+        fastest = f"; {most}: {best.name}, {_about(best, wanted)}"
     proposed = "1 combination" if len(entries) == 1 else f"{len(entries)} combinations"
     return f"{passed}The search has not ended; {proposed} proposed so far{fastest}."
 
@@ -133,15 +167,19 @@ def _answer(
 def _unjudged(best: SearchEntry, search: Search) -> str:
     """Returns what a search says of its best candidate if the budget left no time to judge it."""
     needed_min = math.ceil((search.ready_s + (search.unjudged or 0.0)) / 60)
+    wanted = wanted_of(search.config)
+    gained = _GAINS[wanted].first_look.format(_about(best, wanted))
     return (
-        f"Undecided: {best.name} was {_about(best)} faster in a first look; the budget of "
+        f"Undecided: {best.name} {gained} in a first look; the budget of "
         f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command goes on "
         f"and judges them in about {needed_min} min: {budget_text(needed_min)}."
     )
 
 
-def _about(entry: SearchEntry) -> str:
-    """Returns a speed-up that no interval goes with, as in `about 1.90× per image`."""
+def _about(entry: SearchEntry, wanted: str) -> str:
+    """Returns a gain that no interval goes with, as in `about 1.90× per image` or `about 0.80× the memory`."""
+    if wanted == "memory":
+        return f"about {entry.memory_ratio:.2f}× the memory"
     return f"about {entry.speedup:.2f}×{unit_text(entry.per_image)}"
 
 
@@ -184,7 +222,9 @@ def entry_of(
     )
 
 
-def _sentence(judgements: Judgements, entries: Sequence[SearchEntry]) -> str:
+def _sentence(
+    judgements: Judgements, entries: Sequence[SearchEntry], wanted: str
+) -> str:
     tried = sum(
         entry.fate != "not enough runs" or entry.processes > 0 for entry in entries
     )
@@ -192,13 +232,12 @@ def _sentence(judgements: Judgements, entries: Sequence[SearchEntry]) -> str:
     if passed:
         return _winning(judgements, tried)
     if not judgements.studies:
-        return _nothing_judged(entries, tried)
+        return _nothing_judged(entries, tried, wanted)
     if judgements.undecided:
         first = judgements.undecided[0]
         return unconfirmed(judgements.rows[first], judgements.baseline_of(first))
-    return (
-        f"Keep the baseline: {_none_passed(judgements, tried)}.{_not_judged(entries)}"
-    )
+    others = _not_judged(entries, wanted)
+    return f"Keep the baseline: {_none_passed(judgements, tried)}.{others}"
 
 
 def _none_passed(judgements: Judgements, tried: int) -> str:
@@ -217,15 +256,16 @@ def _none_passed(judgements: Judgements, tried: int) -> str:
     return f"{none} ({row.name}: {', '.join(filter(None, found))})"
 
 
-def _not_judged(entries: Sequence[SearchEntry]) -> str:
-    """Returns how many were faster in a first look and were not judged; "" if none was."""
-    best = _fastest(entries, "not judged")
-    if best is None:
+def _not_judged(entries: Sequence[SearchEntry], wanted: str) -> str:
+    """Returns how many gained in a first look and were not judged; "" if none did."""
+    better = _better(entries, "not judged", wanted)
+    if not better:
         return ""
-    faster = _faster(entries, "not judged")
-    also = f"{best.name} was {_about(best)} faster in a first look"
-    if len(faster) > 1:
-        also = f"{len(faster)} more were faster in a first look, {best.name} {_about(best)}"
+    best, gain = better[0], _GAINS[wanted]
+    about = _about(best, wanted)
+    also = f"{best.name} {gain.first_look.format(about)} in a first look"
+    if len(better) > 1:
+        also = f"{len(better)} more {gain.several} in a first look, {best.name} {about}"
     return f" Not judged: {also}; a larger budget goes on with what is left."
 
 
@@ -244,29 +284,37 @@ def _winning(judgements: Judgements, tried: int) -> str:
     return f"{said}. {best}.{f' {len(others)} more passed.' if others else ''}"
 
 
-def _nothing_judged(entries: Sequence[SearchEntry], tried: int) -> str:
+def _nothing_judged(entries: Sequence[SearchEntry], tried: int, wanted: str) -> str:
     """Returns the answer of a search of which no combination was worth to be judged."""
     if not tried:
         return "No combination was tried."
-    best = _fastest(entries, "fail")
-    refused = (
-        f"; {best.name} was {_about(best)}, but: {shortened(best.because)}"
-        if best
-        else ""
-    )
-    kept = f"none of the {tried} combinations that were tried is faster and keeps the images"
+    best, gain = _best(entries, "fail", wanted), _GAINS[wanted]
+    refused = ""
+    if best is not None:
+        amount = gain.amount.format(_about(best, wanted))
+        refused = f"; {best.name} {amount}, but: {shortened(best.because)}"
+    kept = f"none of the {tried} combinations that were tried {gain.wanted} and keeps the images"
     return f"Keep the baseline: {kept}{refused}."
 
 
-def _faster(entries: Sequence[SearchEntry], fate: Fate) -> list[SearchEntry]:
-    return [
-        entry for entry in entries if entry.fate == fate and (entry.speedup or 0) > 1
-    ]
+def _better(
+    entries: Sequence[SearchEntry], fate: Fate, wanted: str
+) -> list[SearchEntry]:
+    """Returns the entries of a fate that gained what was wanted, the largest gain first."""
+
+    def gain(entry: SearchEntry) -> float:
+        if wanted == "memory":
+            return 1 / (entry.memory_ratio or math.inf)
+        return entry.speedup or 0.0
+
+    better = [entry for entry in entries if entry.fate == fate and gain(entry) > 1]
+    return sorted(better, key=gain, reverse=True)
 
 
-def _fastest(entries: Sequence[SearchEntry], fate: Fate) -> SearchEntry | None:
-    faster = _faster(entries, fate)
-    return max(faster, key=lambda entry: entry.speedup or 0, default=None)
+def _best(
+    entries: Sequence[SearchEntry], fate: Fate, wanted: str
+) -> SearchEntry | None:
+    return next(iter(_better(entries, fate, wanted)), None)
 
 
 def _notes(search: Search, studies: Sequence[StudyResult]) -> list[str]:

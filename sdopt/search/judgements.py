@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from sdopt.record.records import Status, StudyResult
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
-from sdopt.search.findings import CandidateFinding, findings_of
+from sdopt.search.findings import CandidateFinding, findings_of, wanted_of
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Decision, Speed
 from sdopt.statistics.summary import Summary, summary_of
@@ -25,19 +25,21 @@ class Judgements:
         folders: by candidate, the folder of the newest study that judged it.
         rows: by candidate, its row of that study, in the order of ranks.
         findings: by candidate, its figures in that study.
+        wanted: the objective whose gain counts first.
     """
 
     studies: dict[str, Summary] = field(default_factory=dict)
     folders: dict[str, str] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
     findings: dict[str, CandidateFinding] = field(default_factory=dict)
+    wanted: str = "latency"
 
     @classmethod
     def of(
         cls, results: Sequence[tuple[str, StudyResult]], config: SearchConfig
     ) -> "Judgements":
         """Reads the studies that ended, each with the name of its folder, the oldest first."""
-        judgements = cls()
+        judgements = cls(wanted=wanted_of(config))
         for folder, result in reversed(results):
             summary = summary_of(result)
             judgements.studies[folder] = summary
@@ -69,12 +71,12 @@ class Judgements:
 
     @property
     def undecided(self) -> list[str]:
-        """The candidates that were faster, and of which neither that nor the opposite is shown."""
+        """The candidates that gained what is wanted, and of which neither that nor the opposite is shown."""
         decided = {*self.passed, *self.failed}
         return [
             name
             for name, finding in self.findings.items()
-            if name not in decided and (finding.speedup or 0) > 1
+            if name not in decided and finding.losses.get(self.wanted, 0.0) < 0
         ]
 
     def baseline_of(self, name: str) -> Row | None:

@@ -65,6 +65,12 @@ def _work_notes(result: StudyResult) -> Iterator[str]:
         )
     baseline = result.baseline_variant
     for variant in result.candidates:
+        count = variant.config.workload.images_per_prompt
+        if variant.images and count != baseline.config.workload.images_per_prompt:
+            yield (
+                f"Images of {variant.name} are not compared: with another number for each prompt they start from other "
+                "noise. workload.batch_size makes several in a call from the same."
+            )
         chosen = _chosen_otherwise(variant, baseline)
         if chosen:
             yield f"{variant.name} does other work by choice: {', '.join(chosen)}."

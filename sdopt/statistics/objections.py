@@ -40,12 +40,22 @@ def objections(result: StudyResult, row: Row) -> Iterator[str]:
     # What a gate says of leaving an option out says nothing of the variant as a whole.
     if not any(step.leaves_out for step in row.steps):
         yield _refused_because(result, judgements)
+    yield _other_steps(variant, baseline)
     if not row.gains:
         yield from _why_no_gain(result, row)
     claims = any(promise.claims for promise in variant.promises_beside(reference))
     only_faster = all(measure_named(name) is SPEEDUP for name in row.gains)
     if not judgements and claims and only_faster:
         yield _unexplained(result, variant, reference)
+
+
+def _other_steps(variant: VariantResult, baseline: VariantResult) -> str:
+    """Returns that a variant was to take as many steps as the baseline, and took others; "" if it did not."""
+    calls, usual = variant.denoiser_calls, baseline.denoiser_calls
+    chosen = not variant.config.runs_as_often(baseline.config)
+    if chosen or None in (calls, usual) or calls == usual:
+        return ""
+    return f"not the same work: the denoiser ran {calls} times per call, and {usual} times in the baseline"
 
 
 def _so_far(result: StudyResult, variant: VariantResult) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sdopt.errors import UsageError
+from sdopt.record.choices import written_value
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import (
@@ -149,9 +150,11 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
     budget, previous.budget = previous.budget, None
     more_prompts = "quality.prompt_count" in _grown(previous.config, fresh.config)
     more_prompts |= budget is not None and budget.prompts is not None
+    previous.environment.command = _extended_command(previous, fresh)
     for old, new in zip(previous.variants, fresh.variants, strict=True):
         old.config = _with_keys(old.config, new.config, EXTENSIONS)
         old.inputs = new.inputs
+        old.command = ""  # it composes the study as it was
         if not old.status.measured or old.status is Status.SLOWER:
             continue
         old.status, old.reason = Status.PENDING, ""
@@ -173,6 +176,18 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
             comparison.quality = {}
     if previous.precision is not None:
         previous.precision.needed, previous.precision.stopped = {}, ""
+
+
+def _extended_command(previous: StudyResult, fresh: StudyResult) -> list[str]:
+    """Returns the command that measures the extended study at once: that of its beginning, with the keys that grew."""
+    grown = _grown(previous.config, fresh.config)
+    words = []
+    for word in previous.environment.command:
+        key, _, _ = word.lstrip("+").partition("=")
+        if key not in grown:
+            words.append(word)
+    after = fresh.config.flat()
+    return [*words, *(f"{key}={written_value(after[key])}" for key in grown)]
 
 
 def _with_keys(

@@ -299,9 +299,13 @@ def test_options_of_several_contracts_are_judged_by_the_loosest_in_plain_words()
     assert "judged by what the loosest of them promises, lossy" in note
 
 
-def test_another_number_of_steps_is_a_choice() -> None:
+@pytest.mark.parametrize("chosen", [{"steps": 13}, {"guidance_scale": 1.0}])
+def test_another_number_of_steps_or_no_guidance_is_a_choice(
+    chosen: dict[str, Any],
+) -> None:
+    """Without guidance, transformers of many kinds call their denoiser half as often."""
     result = clip(0.0, denoiser_calls=13)
-    reconfigure(result.variant("it"), "workload", steps=13)
+    reconfigure(result.variant("it"), "workload", **chosen)
     assert verdict(result, NON_INFERIOR).verdict is Verdict.PASS
 
 

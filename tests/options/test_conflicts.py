@@ -133,6 +133,13 @@ MEMORY = [
         "choose compiler=eager, inductor or regional",
     ),
     case(
+        "memory=precomputed_embeddings model=emoji_dit memory.precomputed_embeddings.max_sequence_length=8",
+        "without it, 24 tokens are read: set model.max_sequence_length=8, which",
+    ),
+    case(
+        "memory=precomputed_embeddings model=emoji_dit memory.precomputed_embeddings.max_sequence_length=24|null"
+    ),
+    case(
         "memory=vae_slicing",
         "needs a batch of several images: set workload.batch_size to 2 or more",
     ),

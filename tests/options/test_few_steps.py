@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from sdopt.config.models import with_own_options
 from sdopt.config.paths import options_of
+from sdopt.errors import UsageError
 from sdopt.options.lora import Fused, NoLora
 from sdopt.variant import Variant
 from sdopt.worker.host import PipelineHost
@@ -62,6 +63,11 @@ def images_of(variant: Variant) -> tuple[np.ndarray, PipelineHost]:
     host = PipelineHost(variant, CPU)
     host.prepare()
     return host._read_inputs(host._inputs[0], 64)[0], host
+
+
+def test_steps_are_the_fewest_and_the_most(composer: Composers) -> None:
+    with pytest.raises(UsageError, match=r"^lora\.steps: List should have at least 2"):
+        composer([*SMOKE, "lora=lcm_emoji", "lora.steps=[4]"])
 
 
 def test_the_frontier_is_of_steps_scale_and_guidance(

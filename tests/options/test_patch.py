@@ -63,6 +63,10 @@ class Halved(AttnProcessor2_0):
 def null(pipe):
     pass
 
+def fewer(pipe):
+    whole = pipe.scheduler.set_timesteps
+    pipe.scheduler.set_timesteps = lambda steps, **how: whole(-(-steps // 2), **how)
+
 def paler(pipe):
     pipe.vae.decoder.conv_out.weight.data.mul_(0.7)
 
@@ -145,6 +149,7 @@ def test_what_an_option_would_leave_out_of_ones_own_is_refused(
     [
         ("contiguous", "steps", set(), "unet"),
         ("contiguous", "null", {"patch"}, "left the pipeline"),
+        ("contiguous", "fewer", set(), "scheduler"),
         ("contiguous", "paler", set(), "vae"),  # values alone are other ones
         ("contiguous", "nhwc", {"layout"}, "unet"),
         ("channels_last", "nchw", {"layout"}, "unet"),

@@ -365,6 +365,24 @@ def test_takes_no_more_threads_than_the_cores_that_were_measured_with(
     assert "set_num_threads" not in written(free, CPU).text
     monkeypatch.setattr("torch.get_num_threads", lambda: 1000)
     assert "torch.set_num_threads(" in written(free, CPU).text
+    # What was chosen is also in the lines for a pipeline that is there.
+    assert "set_num_threads" not in "".join(written(variant, CPU).lines)
+    two = replace(variant, hardware=replace(variant.hardware, threads=2))
+    assert "torch.set_num_threads(2)" in written(two, CPU).lines
+
+
+@pytest.mark.parametrize(
+    ("model", "line"), [("half", "pipe.to(torch.float32)"), ("own", "")]
+)
+def test_lines_cast_what_is_stored_in_half_precision(
+    composer: Composers, files: Path, model: str, line: str
+) -> None:
+    """As diffusers loads it, its text encoder is in half precision, and its denoiser is not."""
+    variant = of(composer, _word(f"model={{files}}/{model}", files), "precision=fp32")
+    found = written(variant, CPU)
+    casts = [each for each in found.lines if ".to(" in each]
+    assert casts == ([line] if line else [])
+    assert "pipe.to(" not in found.text
 
 
 def test_no_image_no_program(composer: Composers) -> None:

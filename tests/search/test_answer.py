@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from sdopt.search.answer import _notes, _sentence, _unjudged
+from sdopt.search.answer import _answer, _notes, _sentence, _unjudged
 from sdopt.search.command import trial_run
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import RatioStanding, Scatter
@@ -57,18 +57,41 @@ def test_only_what_was_measured_counts_as_tried() -> None:
         entry("attention=flash", "not enough runs", 0),
     ]
     judgements = cast(Judgements, SimpleNamespace(passed=[], studies={}, undecided=[]))
-    assert "none of the 1 combinations that were tried" in _sentence(
-        judgements, entries
-    )
-    assert _sentence(judgements, entries[1:]) == "No combination was tried."
+    said = _sentence(judgements, entries, "latency")
+    assert "none of the 1 combinations that were tried is faster" in said
+    untried = _sentence(judgements, entries[1:], "latency")
+    assert untried == "No combination was tried."
 
 
 def test_what_makes_several_images_is_told_per_image() -> None:
     single = entry("workload.batch_size=4", "fail", 1)
     judgements = cast(Judgements, SimpleNamespace(passed=[], studies={}, undecided=[]))
-    said = _sentence(judgements, [replace(single, per_image=True)])
+    several = replace(single, per_image=True)
+    said = _sentence(judgements, [several], "latency")
     assert "was about 1.50× per image, but" in said
-    assert "was about 1.50×, but" in _sentence(judgements, [single])
+    assert "was about 1.50×, but" in _sentence(judgements, [single], "latency")
+
+
+def test_a_search_for_less_memory_is_answered_in_memory() -> None:
+    """What is faster is none of its business, and what takes less memory may be slower."""
+    smaller = replace(
+        entry("memory=group_offload", "fail", 1), speedup=0.5, memory_ratio=0.6
+    )
+    faster = replace(entry("caching=deepcache", "fail", 1), memory_ratio=1.1)
+    judgements = cast(Judgements, SimpleNamespace(passed=[], studies={}, undecided=[]))
+    said = _sentence(judgements, [faster, smaller], "memory")
+    assert "tried takes less memory and keeps the images" in said
+    assert "memory=group_offload took about 0.60× the memory, but" in said
+    search = SimpleNamespace(
+        ready_s=20.0,
+        unjudged=390.0,
+        config=SimpleNamespace(budget_s=300.0, objectives=["memory"]),
+    )
+    left = replace(smaller, fate="not enough runs")
+    said = _answer(cast(Search, search), judgements, [faster, left], ended=True)
+    assert said.startswith(
+        "Undecided: memory=group_offload took about 0.60× the memory in a first look"
+    )
 
 
 def test_of_equally_fast_ones_the_closest_is_judged_first() -> None:
@@ -95,7 +118,9 @@ def test_of_equally_fast_ones_the_closest_is_judged_first() -> None:
 
 def test_the_whole_budget_of_the_next_call_is_named() -> None:
     search = SimpleNamespace(
-        ready_s=20.0, unjudged=390.0, config=SimpleNamespace(budget_s=300.0)
+        ready_s=20.0,
+        unjudged=390.0,
+        config=SimpleNamespace(budget_s=300.0, objectives=["latency"]),
     )
     said = _unjudged(entry("caching=tome", "not enough runs", 1), cast(Search, search))
     assert said.endswith("7 min: search.budget_s=420 (sdopt optimize --budget 7m).")
@@ -114,11 +139,11 @@ def test_what_failed_is_named_and_what_was_faster_goes_on() -> None:
         entry("caching=tome", "not judged", 1),
         replace(entry("caching=deepcache", "fail", 3), judged=True),
     ]
-    said = _sentence(judgements, entries)
+    said = _sentence(judgements, entries, "latency")
     assert said.startswith("Keep the baseline: one of 3 combinations was judged")
     assert "(caching=deepcache: faster, images worse)" in said
     assert "2 more were faster in a first look, caching=spectrum about 1.50×" in said
-    assert "Not judged" not in _sentence(judgements, entries[2:])
+    assert "Not judged" not in _sentence(judgements, entries[2:], "latency")
 
 
 def test_a_run_of_a_combination_has_tags_of_its_own_work() -> None:

@@ -1,5 +1,6 @@
 """What a search may judge: figures that were shown once stay shown, however often it is called again."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ def judged(speed: Speed, pays: bool = False, decision: Decision = Decision.PASS)
 
 def judgements(**rows: Any) -> Judgements:
     """Those of candidates, each of which was measured as faster and is not ruled out."""
-    finding: Any = SimpleNamespace(out="", speedup=1.5)
+    finding: Any = SimpleNamespace(out="", losses={"latency": -0.4, "memory": 0.1})
     return Judgements(rows=rows, findings=dict.fromkeys(rows, finding))
 
 
@@ -29,6 +30,7 @@ def test_only_what_ranks_before_a_shown_gain_is_judged_again() -> None:
     assert earlier.open_among(ranked) == ["close", "new"]
     assert earlier.open_among(["shown", "new", "close"]) == []
     assert earlier.undecided == ["close"]
+    assert replace(earlier, wanted="memory").undecided == []
 
 
 def test_without_a_shown_gain_all_that_did_not_fail_are_open() -> None:

@@ -16,6 +16,7 @@ from sdopt.record.comparisons import Comparison, Interval
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, ShapeSamples
+from sdopt.record.scores import ImageRecord
 from sdopt.record.verdicts import Verdict
 from sdopt.report.answer import answer_shown
 from sdopt.report.answer_json import answer_of
@@ -304,6 +305,14 @@ def test_another_task_is_refused_before_anything_is_measured(
     with pytest.raises(UsageError) as error:
         require_same_task(plan)
     assert all(way in str(error.value) for way in refused)
+
+
+def test_images_of_other_noise_are_said_not_to_be_compared(study: StudyResult) -> None:
+    [row] = study.candidates
+    row.images = [ImageRecord("a", 0, 0, 0, "images/a.png")]
+    assert "other noise" not in str(summary_of(study).notes)
+    reconfigure(row, "workload", batch_size=1, images_per_prompt=4)
+    assert "they start from other noise" in str(summary_of(study).notes)
 
 
 def test_what_is_chosen_otherwise_is_said_where_no_name_says_it(

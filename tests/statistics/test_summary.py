@@ -191,7 +191,19 @@ class TestWithoutAGate:
             == "not the same work: workload.size (32 against 64)"
         )
         baseline, variant = study.variant(study.baseline), study.variant(NAME)
+        reconfigure(
+            variant, "workload", size=None, steps=baseline.config.workload.steps
+        )
+        baseline.denoiser_calls, variant.denoiser_calls = 25, 13
+        row = timed(study, 2.0, 1.9, 2.1)
+        assert (row.recommended, row.because) == (
+            False,
+            "not the same work: the denoiser ran 13 times per call, and 25 times in the baseline",
+        )
+        reconfigure(variant, "workload", guidance_scale=1.0)
+        assert timed(study, 2.0, 1.9, 2.1).recommended, "no guidance is a choice"
         variant.choices, variant.config = baseline.choices, baseline.config
+        variant.denoiser_calls = 25
         assert timed(study, 1.3, 1.2, 1.4).because == REPEATS
         assert any(line.endswith(REPEATS) for line in evidence(summary_of(study)))
 

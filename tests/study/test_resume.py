@@ -337,6 +337,10 @@ class TestExtended:
             edge.shapes[0].speedup is not None and edge.shapes[0].speedup.n == 2
             for edge in result.comparisons
         )
+        # The command that measures it again, and that of the report, measure as much.
+        command = result.candidates[0].command
+        assert "protocol.replicates=2" in command, command
+        assert result.environment.command[-1] == "protocol.replicates=2"
         # The extension has become the study's own.
         assert "already complete" in resume(folder).out
 
