@@ -324,6 +324,16 @@ def no_lora(pipe: Pipeline) -> list[str]:
     ]
 
 
+def own_weights(pipe: Pipeline) -> list[str]:
+    """For options that read or join weights of the denoiser: no LoRA lies beside them."""
+    return [LEAVES_A_LORA_OUT] if lora_layers(denoiser_of(pipe)) else []
+
+
+LEAVES_A_LORA_OUT = (
+    "uses the model's own weights, and would ignore the LoRA: choose lora=fused"
+)
+
+
 def no_projected_pictures(pipe: Pipeline) -> list[str]:
     """For options that store weights in 8 bits: diffusers casts an IP-Adapter's pictures to the type of its weights."""
     if getattr(unwrapped(denoiser_of(pipe)), "encoder_hid_proj", None) is None:

@@ -34,7 +34,7 @@ import torch
 from diffusers import DiffusionPipeline, StableDiffusionImg2ImgPipeline, StableDiffusionPipeline
 from diffusers.models.attention_processor import AttnProcessor2_0
 
-from sdopt.reference import MODEL, TRANSFORMER
+from sdopt.reference import LORAS, MODEL, TRANSFORMER
 
 def steps(pipe):
     forward = pipe.unet.forward
@@ -47,6 +47,9 @@ def made_freer():
     pipe = make()
     freer(pipe)
     return pipe
+
+def styled(pipe):
+    pipe.load_lora_weights(str(LORAS), weight_name="fxemoji.safetensors")
 
 def halved(pipe):
     pipe.unet.set_attn_processor(Halved())
@@ -120,6 +123,7 @@ def code(tmp_path: Path) -> Path:
         ("patch={}:freer caching=deepcache", "without FreeU"),
         ("model.factory={}:made_freer caching=deepcache", "without FreeU"),
         ("model.factory={}:made_halved attention=vanilla", "the processors Halved"),
+        ("patch={}:styled attention=fused_qkv", "would ignore the LoRA"),
         ("patch={}:halved caching=deepcache", ""),
         ("model.factory={}:made_halved layout=channels_last", ""),
     ],
