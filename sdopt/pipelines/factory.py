@@ -86,7 +86,7 @@ def build(model: Model, task: Task) -> Pipeline:
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(f"{at}: {with_type(error)}") from error
-    kind = _known_class(pipe)
+    kind = known_class(pipe)
     if kind is None:
         raise UsageError(
             f"{at}: returns a {type(pipe).__name__}; sdopt runs {', '.join(PIPELINES)} of diffusers"
@@ -102,7 +102,7 @@ def build(model: Model, task: Task) -> Pipeline:
 
 def _unfinished(pipe: Pipeline) -> str | None:
     """Returns what keeps a pipeline from being moved, cast and called as others are; None if nothing does."""
-    family = family_named(text_to_image(_known_class(pipe)))
+    family = family_named(text_to_image(known_class(pipe)))
     needed = (family.denoiser, "vae", family.encoders[0], family.tokenizers[0])
     if lacking := [name for name in needed if getattr(pipe, name, None) is None]:
         return f"without {' and '.join(lacking)}: sdopt calls it with prompts, and takes images from it"
@@ -159,7 +159,7 @@ def describe(
                 f"{model.origin}: holds numbers in {name} that are not finite (NaN or infinite)"
             )
     return Built(
-        text_to_image(_known_class(pipe)),
+        text_to_image(known_class(pipe)),
         configs_of(pipe),
         digest_of(weights)[:16],
         tuple(left_out(pipe)),
@@ -230,7 +230,7 @@ def configs_of(pipe: Pipeline) -> dict[str, dict[str, Any]]:
     }
 
 
-def _known_class(pipe: Any) -> str | None:
+def known_class(pipe: Any) -> str | None:
     """Returns the class of diffusers that a pipeline is of; None if it is none that sdopt runs."""
     names = (base.__name__ for base in type(pipe).__mro__)
     return next((name for name in names if text_to_image(name) in PIPELINES), None)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from sdopt.apps.doctor.outcomes import Standing, outcomes_of
 from sdopt.assembly import Assembly
@@ -142,6 +144,32 @@ def test_what_an_option_would_leave_out_of_ones_own_is_refused(
             Assembly.load(chosen, "cpu")
     else:
         assert Assembly.load(chosen, "cpu").proofs
+
+
+@pytest.mark.parametrize(
+    ("function", "layer", "width"),
+    [
+        ("make", "unet.mid_block.attentions.{}.proj_in", 160),
+        ("flux", "transformer.transformer_blocks.{}.attn.to_q", 192),
+    ],
+)
+def test_a_lora_of_which_ones_own_lacks_a_layer_is_refused(
+    code: Path, variant: Compose, function: str, layer: str, width: int
+) -> None:
+    shape = (4, width, 1, 1) if function == "make" else (4, width)
+    pair = torch.ones(shape), torch.ones(shape).transpose(0, 1).contiguous()
+    tensors = {}
+    for number in (0, 9):
+        names = [f"{layer.format(number)}.lora_{which}.weight" for which in "AB"]
+        tensors |= {name: each.clone() for name, each in zip(names, pair, strict=True)}
+    file, made = code / "half.safetensors", f"{code / 'mine.py'}:{function}"
+    save_file(tensors, file)
+    words = ["model=factory", f"model.factory={made}", "model.size=32"]
+    chosen = variant(*words, "lora=loaded", f"lora.path={file}", "workload.size=32")
+    with pytest.raises(
+        ConflictError, match=r"half\.safetensors holds .* le(ave|ft) out"
+    ):
+        Assembly.load(chosen, "cpu")
 
 
 @pytest.mark.parametrize(
