@@ -69,12 +69,14 @@ def misfits(file: Path, model: Model) -> list[str]:
     Loads the file as diffusers and peft do, into networks without weights, and compares what arrives with what the file
     holds: each pair of matrices, with its scale. diffusers drops with a warning at most what it does not know.
 
-    Where the model's files are not local yet, only the file itself is checked.
+    Where the model's files are not local yet, only the file itself is checked; once they are, the networks are too.
     """
     # A model that is loaded is not kept alive by a cache.
     check = _misfits if family_of(model).is_unet else _misfits_of_transformer
     found = check.__wrapped__ if isinstance(model, LoadedModel) else check
-    return [f"{file.name} {problem}" for problem in found(file, state_of(file), model)]
+    is_there = part_config(model, "") is not None
+    problems = found(file, state_of(file), model, is_there)
+    return [f"{file.name} {problem}" for problem in problems]
 
 
 def misfits_in(pipe: Pipeline, file: Path) -> list[str]:
@@ -90,7 +92,9 @@ def misfits_in(pipe: Pipeline, file: Path) -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def _misfits(file: Path, _state: tuple[int, ...], model: Model) -> tuple[str, ...]:
+def _misfits(
+    file: Path, _state: tuple[int, ...], model: Model, _is_there: bool
+) -> tuple[str, ...]:
     names = header_of_lora(file).shapes
     for name in names:
         if not (
@@ -121,7 +125,7 @@ def _misfits(file: Path, _state: tuple[int, ...], model: Model) -> tuple[str, ..
 
 @lru_cache(maxsize=64)
 def _misfits_of_transformer(
-    file: Path, _state: tuple[int, ...], model: Model
+    file: Path, _state: tuple[int, ...], model: Model, _is_there: bool
 ) -> tuple[str, ...]:
     for name in header_of_lora(file).shapes:
         if kind := next(
