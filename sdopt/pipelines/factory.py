@@ -114,7 +114,8 @@ def _unfinished(pipe: Pipeline) -> str | None:
         channels, latent_channels_of(pipe.vae.config) or channels
     ):
         return f"that cannot be called with prompts alone: {further}"
-    if getattr(denoiser, "encoder_hid_proj", None) is not None:
+    projecting = ("encoder_hid_proj", "image_proj")  # the latter of SD 3
+    if any(getattr(denoiser, name, None) is not None for name in projecting):
         return "with an IP-Adapter, whose pictures sdopt does not give: return it without, or call sdopt.optimize on it"
     problems = [_unfit(name, part) for name, part in networks_of(pipe).items()]
     return next(filter(None, problems), None)

@@ -318,6 +318,7 @@ def make():
         ("pipe.text_encoder = None", "returns a pipeline without text_encoder"),
         ("pipe.unet.register_to_config(in_channels=17)", "a model for inpainting only"),
         ("pipe.unet.encoder_hid_proj = pipe.vae", "with an IP-Adapter, whose pictures"),
+        ("pipe.unet.image_proj = pipe.vae", "with an IP-Adapter, whose pictures"),
         ("pipe.enable_sequential_cpu_offload(device='cpu')", "is moved while it runs"),
         (
             "pipe.load_lora_weights(MODEL.with_name('loras') / 'fxemoji.safetensors')",
