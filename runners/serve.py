@@ -105,7 +105,6 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
         )
     if problems := unservable(variant, serving, machine.device):
         raise ConflictError(problems)
-    print_problems([*machine.warnings, *remarks_on_variants([variant], machine)])
     if serving.host not in ("127.0.0.1", "::1", "localhost"):
         print_problems(
             [
@@ -115,6 +114,10 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
     listening = listen(serving) if serving.engine == "local" else None
     fetch([variant], context)
     check_models([variant], ("path", "hub"), context)
+    # What a model on the hub, or a LoRA, cannot do is known once it is here.
+    if problems := variant.conflicts(machine.device):
+        raise ConflictError(problems)
+    print_problems([*machine.warnings, *remarks_on_variants([variant], machine)])
     if listening is None:
         from sdopt.apps.serving.ray import deploy
 

@@ -226,12 +226,16 @@ class HydraComposer:
     def _lora_of(self, edit: Edit) -> list[str]:
         """Returns the job's keys of its LoRA, if an edit chooses another way to use one: its file stays the same.
 
-        Keys that this way does not have, such as that of a second LoRA, are left behind.
+        Keys that this way does not have, such as that of a second LoRA, are left behind. An option with a file of its
+        own, as `lcm_sd15`, is another LoRA.
         """
         chosen = edit.choices.get(_LORA, {}).get(_LORA, NONE)
         if chosen == NONE:
             return []
         option = at(self._compositions.load_option(_LORA, chosen), _LORA) or {}
+        has_a_file = option.get("path") or option.get("weight_name")
+        if has_a_file and chosen != self.current.choices.get(_LORA):
+            return []
         keys = []
         for override in self._overrides:
             if _is_of_lora(override) and key_of(override).partition(".")[2] in option:

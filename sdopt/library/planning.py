@@ -232,4 +232,4 @@ def _require(
                 f"{name}: it changes how weights are loaded; use sdopt.load"
             )
     if problems or conflicts:
-        raise ConflictError([*problems, *conflicts])
+        raise ConflictError([*dict.fromkeys([*problems, *conflicts])])

@@ -55,16 +55,40 @@ def common_attention(pipe: Pipeline) -> list[str]:
         if k.__name__ not in COMMON_PROCESSORS
         or not k.__module__.startswith("diffusers.")
     )
-    if not others:
+    return _replaced(others)
+
+
+def _replaced(processors: list[str]) -> list[str]:
+    """Returns that processors would be replaced by others, which do not compute what they do; [] of none."""
+    if not processors:
         return []
     what = (
         "the IP-Adapter"
-        if any("IPAdapter" in name for name in others)
+        if any("IPAdapter" in name for name in processors)
         else "what they compute"
     )
     return [
-        f"would replace the processors {', '.join(others)}, and leave out {what}: choose attention=math, or none"
+        f"would replace the processors {', '.join(processors)}, and leave out {what}: choose attention=math, or none"
     ]
+
+
+def fused_processors(pipe: Pipeline) -> list[str]:
+    """For an option that joins projections: the transformers that get one processor for all layers have their own."""
+    denoiser = unwrapped(denoiser_of(pipe))
+    code: Any = getattr(type(denoiser), "fuse_qkv_projections", None)
+    if denoiser_name(pipe) == "unet" or code is None:
+        return []
+    names = code.__code__.co_names
+    if "set_attn_processor" not in names:
+        return []  # it leaves them in place
+    fused = [name.removeprefix("Fused") for name in names if name.startswith("Fused")]
+    alike = (*fused, *COMMON_PROCESSORS)
+    others = set()
+    for processor in denoiser.attn_processors.values():
+        kind = type(processor)
+        if kind.__name__ not in alike or not kind.__module__.startswith("diffusers."):
+            others.add(kind.__name__)
+    return _replaced(sorted(others))
 
 
 def own_blocks(pipe: Pipeline) -> list[str]:
@@ -322,6 +346,16 @@ def no_lora(pipe: Pipeline) -> list[str]:
     return [
         "this pipeline has a LoRA already, which would no longer count: unload it, or fuse it into the weights"
     ]
+
+
+def own_weights(pipe: Pipeline) -> list[str]:
+    """For options that read or join weights of the denoiser: no LoRA lies beside them."""
+    return [LEAVES_A_LORA_OUT] if lora_layers(denoiser_of(pipe)) else []
+
+
+LEAVES_A_LORA_OUT = (
+    "uses the model's own weights, and would ignore the LoRA: choose lora=fused"
+)
 
 
 def no_projected_pictures(pipe: Pipeline) -> list[str]:

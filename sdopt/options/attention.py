@@ -29,6 +29,8 @@ from sdopt.options import (
 from sdopt.options.assumptions import (
     COMMON_PROCESSORS,
     common_attention,
+    fused_processors,
+    own_weights,
     plain_weights,
     unchanged_layers,
 )
@@ -419,7 +421,13 @@ the same kernel (see `OPERATOR` in xformers/ops/fmha)."""
 class FusedProjections(EquivalentAttention):
     """Fuses the projections of query, key and value, and of the text's key and value (`fuse_qkv_projections`)."""
 
-    assumes = (common_attention, unchanged_layers, plain_weights)
+    assumes = (
+        common_attention,
+        fused_processors,
+        unchanged_layers,
+        plain_weights,
+        own_weights,
+    )
     claims = LATENCY
     keeps_structure = True
     diffusers_lines = ("pipe.unet.fuse_qkv_projections()",)

@@ -1,6 +1,7 @@
 """Conflicts that options of several groups share; `Variant.conflicts` collects those of all options."""
 
 from sdopt.options import Context, Optimization
+from sdopt.options.assumptions import LEAVES_A_LORA_OUT
 from sdopt.options.base import loading_arguments
 from sdopt.options.grad_mode import GradMode
 from sdopt.options.layout import Layout
@@ -127,6 +128,4 @@ def leaves_adapters_out(ctx: Context) -> list[str]:
     lora = ctx.chosen.get("lora")
     if not (isinstance(lora, Lora) and lora.beside_the_weights):
         return []
-    return [
-        "uses the model's own weights, and would ignore the LoRA: choose lora=fused"
-    ]
+    return [LEAVES_A_LORA_OUT]

@@ -39,7 +39,7 @@ from sdopt.pipelines.loading import (
     part_config,
     published_denoiser,
 )
-from sdopt.pipelines.lora_checks import misfits, unswappable
+from sdopt.pipelines.lora_checks import misfits, misfits_in, unswappable
 from sdopt.pipelines.lora_files import (
     has_biases,
     is_on_hub,
@@ -148,6 +148,20 @@ class Lora(Optimization):
         return list(dict.fromkeys(found)) or self._unfit(
             [lora_file(self.path, name) for name in self.names], ctx.model
         )
+
+    @override
+    def bypassed(self, pipe: Pipeline) -> list[str]:
+        """Also says what of the files would not arrive: `conflicts` knows no layers of what a function builds."""
+        reasons = super().bypassed(pipe)
+        if reasons or not self._cached:
+            return reasons
+        for name in self.names:
+            reasons += misfits_in(pipe, lora_file(self.path, name))
+        return reasons
+
+    @override
+    def broken(self, pipe: Pipeline) -> list[str]:
+        return super().bypassed(pipe)
 
     def _unfit(self, files: Sequence[Path], model: Model) -> list[str]:
         """Returns why LoRAs that fit the model cannot be used in this way; [] if they can."""

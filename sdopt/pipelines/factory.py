@@ -86,7 +86,7 @@ def build(model: Model, task: Task) -> Pipeline:
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(f"{at}: {with_type(error)}") from error
-    kind = _known_class(pipe)
+    kind = known_class(pipe)
     if kind is None:
         raise UsageError(
             f"{at}: returns a {type(pipe).__name__}; sdopt runs {', '.join(PIPELINES)} of diffusers"
@@ -102,7 +102,7 @@ def build(model: Model, task: Task) -> Pipeline:
 
 def _unfinished(pipe: Pipeline) -> str | None:
     """Returns what keeps a pipeline from being moved, cast and called as others are; None if nothing does."""
-    family = family_named(text_to_image(_known_class(pipe)))
+    family = family_named(text_to_image(known_class(pipe)))
     needed = (family.denoiser, "vae", family.encoders[0], family.tokenizers[0])
     if lacking := [name for name in needed if getattr(pipe, name, None) is None]:
         return f"without {' and '.join(lacking)}: sdopt calls it with prompts, and takes images from it"
@@ -114,7 +114,8 @@ def _unfinished(pipe: Pipeline) -> str | None:
         channels, latent_channels_of(pipe.vae.config) or channels
     ):
         return f"that cannot be called with prompts alone: {further}"
-    if getattr(denoiser, "encoder_hid_proj", None) is not None:
+    projecting = ("encoder_hid_proj", "image_proj")  # the latter of SD 3
+    if any(getattr(denoiser, name, None) is not None for name in projecting):
         return "with an IP-Adapter, whose pictures sdopt does not give: return it without, or call sdopt.optimize on it"
     problems = [_unfit(name, part) for name, part in networks_of(pipe).items()]
     return next(filter(None, problems), None)
@@ -159,7 +160,7 @@ def describe(
                 f"{model.origin}: holds numbers in {name} that are not finite (NaN or infinite)"
             )
     return Built(
-        text_to_image(_known_class(pipe)),
+        text_to_image(known_class(pipe)),
         configs_of(pipe),
         digest_of(weights)[:16],
         tuple(left_out(pipe)),
@@ -230,7 +231,7 @@ def configs_of(pipe: Pipeline) -> dict[str, dict[str, Any]]:
     }
 
 
-def _known_class(pipe: Any) -> str | None:
+def known_class(pipe: Any) -> str | None:
     """Returns the class of diffusers that a pipeline is of; None if it is none that sdopt runs."""
     names = (base.__name__ for base in type(pipe).__mro__)
     return next((name for name in names if text_to_image(name) in PIPELINES), None)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError, one_line, some_of, with_type
-from sdopt.pipelines.catalog import state_of
+from sdopt.pipelines.catalog import state_of, text_to_image
+from sdopt.pipelines.factory import configs_of, known_class
 from sdopt.pipelines.loading import (
     LoadedModel,
     family_of,
@@ -34,7 +35,7 @@ from sdopt.pipelines.loras import (
     has_adapter,
     networks_of_a_lora,
 )
-from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
+from sdopt.pipelines.parts import TEXT_ENCODERS, Pipeline, networks_of, quiet
 from sdopt.pipelines.random_weights import empty_like, empty_part
 from sdopt.pipelines.transformer_loras import changed_weights, letters_of
 from sdopt.schema import Model
@@ -68,16 +69,32 @@ def misfits(file: Path, model: Model) -> list[str]:
     Loads the file as diffusers and peft do, into networks without weights, and compares what arrives with what the file
     holds: each pair of matrices, with its scale. diffusers drops with a warning at most what it does not know.
 
-    Where the model's files are not local yet, only the file itself is checked.
+    Where the model's files are not local yet, only the file itself is checked; once they are, the networks are too.
     """
     # A model that is loaded is not kept alive by a cache.
     check = _misfits if family_of(model).is_unet else _misfits_of_transformer
     found = check.__wrapped__ if isinstance(model, LoadedModel) else check
-    return [f"{file.name} {problem}" for problem in found(file, state_of(file), model)]
+    is_there = part_config(model, "") is not None
+    problems = found(file, state_of(file), model, is_there)
+    return [f"{file.name} {problem}" for problem in problems]
+
+
+def misfits_in(pipe: Pipeline, file: Path) -> list[str]:
+    """Returns why a LoRA would not arrive as a whole in a pipeline that a user's function has built; [] if it does."""
+    model = LoadedModel(
+        "pipeline",
+        "path",
+        class_name=text_to_image(known_class(pipe)),
+        configs=configs_of(pipe),
+        networks=networks_of(pipe),
+    )
+    return misfits(file, model)
 
 
 @lru_cache(maxsize=64)
-def _misfits(file: Path, _state: tuple[int, ...], model: Model) -> tuple[str, ...]:
+def _misfits(
+    file: Path, _state: tuple[int, ...], model: Model, _is_there: bool
+) -> tuple[str, ...]:
     names = header_of_lora(file).shapes
     for name in names:
         if not (
@@ -108,7 +125,7 @@ def _misfits(file: Path, _state: tuple[int, ...], model: Model) -> tuple[str, ..
 
 @lru_cache(maxsize=64)
 def _misfits_of_transformer(
-    file: Path, _state: tuple[int, ...], model: Model
+    file: Path, _state: tuple[int, ...], model: Model, _is_there: bool
 ) -> tuple[str, ...]:
     for name in header_of_lora(file).shapes:
         if kind := next(

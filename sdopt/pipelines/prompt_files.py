@@ -454,9 +454,10 @@ def _of_text(text: str) -> PromptFile:
 def _require_no_header(number: int, first: str, lines: int) -> None:
     for delimiter in _DELIMITERS:
         cells = {_plain(cell.strip('"')) for cell in first.split(delimiter)}
-        # Tags may hold the word `text`: then another cell must be one that only a header has.
+        # Tags may hold the word `text`: then all cells, or another one, must be such as only a header has.
         header = cells & {*_PROMPT_COLUMNS[:3]} or (
-            cells & {*_PROMPT_COLUMNS} and cells & _BESIDE_PROMPTS
+            cells & {*_PROMPT_COLUMNS}
+            and (cells & _BESIDE_PROMPTS or cells <= {*_PROMPT_COLUMNS})
         )
         if (
             lines > 1

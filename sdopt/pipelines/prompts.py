@@ -389,9 +389,13 @@ def _lengths(
     model: Model, tokenizer: Any, tokens: int | None, texts: list[str]
 ) -> tuple[int, list[int]]:
     """Returns how many tokens a call reads, and how many it makes of each text, with what it writes around it."""
+    from diffusers.loaders import TextualInversionLoaderMixin
+
     encoding = family_of(model).encoding
     limit = min(tokenizer.model_max_length, tokens or tokenizer.model_max_length)
-    written = [encoding.before + text for text in texts]
+    # A trained word may have several vectors, each of which is a token.
+    vectors = TextualInversionLoaderMixin().maybe_convert_prompt(texts, tokenizer)
+    written = [encoding.before + text for text in vectors]
     if encoding.thinks is not None:
         chats = [[{"role": "user", "content": text}] for text in texts]
         written = tokenizer.apply_chat_template(

@@ -254,5 +254,18 @@ class TestLora:
         with pytest.raises(UsageError, match="otter"):
             composer([*swapped, "lora.otter=x"])
 
+    @pytest.mark.parametrize("other", ["lcm_emoji", "lcm_sd15"])
+    def test_an_option_with_a_file_of_its_own_is_another_lora(
+        self, composer: Composers, chosen: list[str], other: str
+    ) -> None:
+        """Of a folder with a LoRA of the usual name, that one would be fused as the distilled one."""
+        jobs = ([*chosen, "lora.weight_name=a"], [f"lora={other}", *chosen[1:]])
+        of_style, of_distilled = map(composer, jobs)
+        own: Any = composer([f"lora={other}"]).current.optimizations["lora"]
+        made: Any = of_style.variant("x", [f"lora={other}"]).optimizations["lora"]
+        assert made == own
+        moved: Any = of_distilled.variant("x", [f"lora={other}"]).optimizations["lora"]
+        assert moved.path == chosen[1][11:-1]
+
     def test_not_without_one(self, composer: Composers, chosen: list[str]) -> None:
         assert composer(chosen).variant("x", ["lora=none"]).choices["lora"] == "none"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers.models.attention_processor import JointAttnProcessor2_0
 
 import sdopt
 from sdopt.errors import ConflictError
@@ -56,6 +57,20 @@ def test_what_is_not_for_transformers_is_refused_before_anything_changes(
         sdopt.optimize(pipe, caching="deepcache")
     with pytest.raises(ConflictError, match="choose scheduler=flow_euler"):
         sdopt.optimize(pipe, scheduler="ddim")
+
+
+def test_processors_that_joined_projections_would_replace_are_kept() -> None:
+    """Those of SD 3: an IP-Adapter, or a program's own, would be left out of all images."""
+    pipe = tiny("sd3", qk_norm=None)
+
+    class Halved(JointAttnProcessor2_0):  # type: ignore[misc]
+        pass
+
+    pipe.transformer.set_attn_processor(Halved())
+    with pytest.raises(ConflictError, match="would replace the processors Halved"):
+        sdopt.optimize(pipe, attention="fused_qkv")
+    pipe.transformer.set_attn_processor(JointAttnProcessor2_0())
+    sdopt.optimize(pipe, attention="fused_qkv")
 
 
 def test_half_precision_keeps_what_a_text_encoder_keeps(pipe: Any) -> None:

@@ -18,10 +18,10 @@ from sdopt.measure.trace import trace_call
 from sdopt.options.compiler import TorchScript
 from sdopt.options.lora import Distilled, Hotswap, Loaded
 from sdopt.pipelines.lora_files import lora_file, rank_of
-from sdopt.reference import LORAS
+from sdopt.reference import LORAS, MODEL
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import evidence, image, proved
-from tests.pipelines.test_hub import in_cache
+from tests.pipelines.test_hub import MINE, in_cache, offline
 
 OPTIONS = ("loaded", "fused", "hotswap")
 STEPS = "workload.steps=2"
@@ -167,6 +167,22 @@ class TestFiles:
         [found] = variant(*options, "model=sd15", "model.weights=random").conflicts(CPU)
         assert f"{file.name} cannot be loaded into this model" in found
         assert lora_file(str(tmp_path), name) == file
+
+    def test_is_looked_at_again_when_its_model_is_there(
+        self, variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        offline(monkeypatch, tmp_path)
+        tensors = load_file(LORAS / "fxemoji.safetensors")
+        for which, shape in (("A", (4, 8)), ("B", (8, 4))):
+            tensors[f"unet.down_blocks.9.lora_{which}.weight"] = torch.ones(shape)
+        file = tmp_path / "more.safetensors"
+        save_file(tensors, file)
+        words = ("model.weights=hub", MINE, "model.name=small", "workload.size=32")
+        chosen = variant(*words, "lora=loaded", f"lora.path={file}")
+        assert chosen.conflicts(CPU) == []
+        in_cache(tmp_path, MODEL, MINE.partition("=")[2])
+        [found] = chosen.conflicts(CPU)
+        assert "the update of unet.down_blocks.9, which diffusers would leave" in found
 
     def test_of_the_time_when_loras_were_attention_processors(
         self, variant: Compose, session: Load, tmp_path: Path

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from sdopt.apps.doctor.outcomes import Standing, outcomes_of
 from sdopt.assembly import Assembly
@@ -34,7 +36,7 @@ import torch
 from diffusers import DiffusionPipeline, StableDiffusionImg2ImgPipeline, StableDiffusionPipeline
 from diffusers.models.attention_processor import AttnProcessor2_0
 
-from sdopt.reference import MODEL, TRANSFORMER
+from sdopt.reference import LORAS, MODEL, TRANSFORMER
 
 def steps(pipe):
     forward = pipe.unet.forward
@@ -47,6 +49,9 @@ def made_freer():
     pipe = make()
     freer(pipe)
     return pipe
+
+def styled(pipe):
+    pipe.load_lora_weights(str(LORAS), weight_name="fxemoji.safetensors")
 
 def halved(pipe):
     pipe.unet.set_attn_processor(Halved())
@@ -124,6 +129,7 @@ def code(tmp_path: Path) -> Path:
         ("patch={}:freer caching=deepcache", "without FreeU"),
         ("model.factory={}:made_freer caching=deepcache", "without FreeU"),
         ("model.factory={}:made_halved attention=vanilla", "the processors Halved"),
+        ("patch={}:styled attention=fused_qkv", "would ignore the LoRA"),
         ("patch={}:halved caching=deepcache", ""),
         ("model.factory={}:made_halved layout=channels_last", ""),
     ],
@@ -142,6 +148,32 @@ def test_what_an_option_would_leave_out_of_ones_own_is_refused(
             Assembly.load(chosen, "cpu")
     else:
         assert Assembly.load(chosen, "cpu").proofs
+
+
+@pytest.mark.parametrize(
+    ("function", "layer", "width"),
+    [
+        ("make", "unet.mid_block.attentions.{}.proj_in", 160),
+        ("flux", "transformer.transformer_blocks.{}.attn.to_q", 192),
+    ],
+)
+def test_a_lora_of_which_ones_own_lacks_a_layer_is_refused(
+    code: Path, variant: Compose, function: str, layer: str, width: int
+) -> None:
+    shape = (4, width, 1, 1) if function == "make" else (4, width)
+    pair = torch.ones(shape), torch.ones(shape).transpose(0, 1).contiguous()
+    tensors = {}
+    for number in (0, 9):
+        names = [f"{layer.format(number)}.lora_{which}.weight" for which in "AB"]
+        tensors |= {name: each.clone() for name, each in zip(names, pair, strict=True)}
+    file, made = code / "half.safetensors", f"{code / 'mine.py'}:{function}"
+    save_file(tensors, file)
+    words = ["model=factory", f"model.factory={made}", "model.size=32"]
+    chosen = variant(*words, "lora=loaded", f"lora.path={file}", "workload.size=32")
+    with pytest.raises(
+        ConflictError, match=r"half\.safetensors holds .* le(ave|ft) out"
+    ):
+        Assembly.load(chosen, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -291,6 +323,7 @@ def make():
         ("pipe.text_encoder = None", "returns a pipeline without text_encoder"),
         ("pipe.unet.register_to_config(in_channels=17)", "a model for inpainting only"),
         ("pipe.unet.encoder_hid_proj = pipe.vae", "with an IP-Adapter, whose pictures"),
+        ("pipe.unet.image_proj = pipe.vae", "with an IP-Adapter, whose pictures"),
         ("pipe.enable_sequential_cpu_offload(device='cpu')", "is moved while it runs"),
         (
             "pipe.load_lora_weights(MODEL.with_name('loras') / 'fxemoji.safetensors')",

@@ -261,6 +261,9 @@ class TestRemarks:
         assert cut_from("a red apple", pipe, Model()) == ""
         cut = cut_from("a very round " * 12 + "apple", pipe, Model())
         assert cut == "cut after 24 of its 51 tokens"
+        tokenizer.add_tokens(["<toy>", *(f"<toy>_{n}" for n in range(1, 30))])
+        cut = cut_from("a <toy>", pipe, Model())
+        assert cut == "cut after 24 of its 33 tokens", "a trained word of 30 vectors"
 
     def test_the_packaged_prompts_are_not_cut(self) -> None:
         assert (
@@ -424,6 +427,7 @@ def test_a_column_is_chosen_by_name_or_guessed_in_order(tmp_path: Path) -> None:
             "prompt;seed\na;3\n",
             "line 1 looks like the header of a table (prompt;seed)",
         ),
+        ("a.txt", "Caption\na cat\n", "line 1 looks like the header of a table (C"),
         ("a.txt", "a\n#tag\n", "line 2 (#tag) begins as a comment"),
         ("a.txt", "// a\nb\n", "line 1 (// a) begins as a comment"),
         (

@@ -181,6 +181,12 @@ def _measure(
     ]
     fetch(variants, context)
     check_models(variants, ("path", "hub"), context)
+    # What a model on the hub, or a LoRA, cannot do is known once it is here.
+    late: dict[str, None] = {}
+    for variant in variants:
+        late |= dict.fromkeys(variant.conflicts(machine.device))
+    if late:
+        raise ConflictError([*late])
     first = variants[0]
     most = max(shape.batch_size for shape in first.shapes)
     work = (

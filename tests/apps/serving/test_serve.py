@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -20,14 +21,22 @@ from urllib.request import Request, urlopen
 import numpy as np
 import openai
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
+import runners.serve
+from sdopt.apps.loadtest.command import _measure
+from sdopt.apps.serving.config import Serving
 from sdopt.apps.traffic.generator import PATH, SendSchedule, generate
+from sdopt.errors import ConflictError
 from sdopt.gate.trust import SMALLEST_ERROR
+from sdopt.reference import LORAS, MODEL
 from sdopt.worker.protocol import Asked
 from tests.command import Finished, Process, fork, refused, start
-from tests.fixtures import Load
+from tests.fixtures import CPU, Compose, Load
 from tests.forked import ForkedCommand
+from tests.pipelines.test_hub import MINE, in_cache, offline
 from tests.runners import ray_head
 from tests.tracking.postgres import free_port
 
@@ -257,6 +266,37 @@ def test_what_has_no_effect_is_said_at_once(tmp_path: Path) -> None:
         "workload.seed=3: has no effect on a server; leave it out; of this section it reads"
         in found.err
     )
+
+
+def test_what_is_known_once_a_model_is_here_is_refused_then(
+    variant: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first time as any other time; before, nothing says that a LoRA fits in part."""
+    offline(monkeypatch, tmp_path)
+    tensors = load_file(LORAS / "fxemoji.safetensors")
+    for which, shape in (("A", (4, 8)), ("B", (8, 4))):
+        tensors[f"unet.down_blocks.9.lora_{which}.weight"] = torch.ones(shape)
+    save_file(tensors, tmp_path / "more.safetensors")
+    words = ["model.weights=hub", MINE, "model.name=small", "workload.size=32"]
+    words += ["lora=loaded", f"lora.path={tmp_path / 'more.safetensors'}"]
+    chosen, machine = variant(*words), SimpleNamespace(device=CPU, warnings=())
+
+    def fetch(*_: object) -> None:
+        shutil.rmtree(tmp_path / "models--somebody--small-emoji", ignore_errors=True)
+        in_cache(tmp_path, MODEL, MINE.partition("=")[2])
+
+    here: Any = (machine, None)
+    monkeypatch.setattr("sdopt.worker.machine.find_machine", lambda *_: here)
+    monkeypatch.setattr("sdopt.apps.serving.server.listen", lambda _: None)
+    for module in ("sdopt.preparation", "sdopt.apps.loadtest.command"):
+        monkeypatch.setattr(f"{module}.fetch", fetch)
+        monkeypatch.setattr(f"{module}.check_models", lambda *_: None)
+    nothing: Any = None
+    with pytest.raises(ConflictError, match=r"more\.safetensors holds"):
+        runners.serve._serve(chosen, Serving(), nothing)
+    rows, unsaid = [(chosen, Serving())], [list[str]()]
+    with pytest.raises(ConflictError, match=r"more\.safetensors holds"):
+        _measure(nothing, rows, unsaid, nothing, here[0], nothing, print)
 
 
 def test_a_port_that_is_taken(server: Server, tmp_path: Path) -> None:
