@@ -15,13 +15,18 @@ from sdopt.pipelines import sampling
 from sdopt.pipelines.catalog import architecture_folder, path_of
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.factory import describe, remember
-from sdopt.pipelines.families import titles_of_folder, twin_of_folder
+from sdopt.pipelines.families import (
+    foreign_vae,
+    titles_of_folder,
+    twin_of_folder,
+)
 from sdopt.pipelines.family import family_named
 from sdopt.pipelines.hub import fetch_models
 from sdopt.pipelines.loading import (
     family_of,
     guidance_of,
     part_config,
+    pipeline_of,
     sampling_remarks,
 )
 from sdopt.pipelines.sampling import answers_to, unanswered
@@ -171,12 +176,15 @@ def remarks_on_variants(variants: Sequence[Variant], machine: Machine) -> list[s
 
 
 def remarks_on_model(variant: Variant) -> list[str]:
-    """Returns what speaks for another number of steps, or another scale of guidance, than a variant has."""
+    """Returns what speaks for other steps or guidance than a variant has, and for another VAE in its model."""
     lines = variant.overdone()
     model = variant.model
     titles, name = _titles(model)
     if line := assumed(titles, name):
         lines.append(f"model={model.name}: {line}")
+    vae = part_config(model, "vae")
+    if vae and (line := foreign_vae(pipeline_of(model), vae)):
+        lines.append(f"{model.origin}: {line}")
     if line := _beside_another(model):
         lines.append(f"model.base={model.base}: is not that of {model.path}: {line}")
     return lines

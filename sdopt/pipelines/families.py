@@ -239,6 +239,46 @@ def latent_channels_of(vae: Mapping[str, Any]) -> int | None:
     return vae.get("latent_channels") or vae.get("z_dim")
 
 
+def foreign_vae(kind: str, vae: Mapping[str, Any]) -> str | None:
+    """Returns a line if an autoencoder scales its latents otherwise than all published models of a kind; else None.
+
+    Autoencoders of several families have the same tensors, and a denoiser understands the latents of one.
+
+    Args:
+        kind: the class name of the text-to-image pipeline.
+        vae: the configuration of its autoencoder.
+    """
+    if vae.get("latents_mean"):  # as that of Playground 2.5, which has each channel's
+        return None
+    scale = _scale_of(vae)
+    published = [_scale_of(other) for other in _published_vaes(kind, vae)]
+    if scale is None or not published or scale in published:
+        return None
+    family = family_named(kind)
+    return (
+        f"vae/ scales its latents by {scale:g}, and that of {family.title} by {published[0]:g}: it may be the VAE of "
+        f"another family, and images are nonsense unless the {family.denoiser} was trained with it"
+    )
+
+
+def _scale_of(vae: Mapping[str, Any]) -> float | None:
+    """Returns by how much an autoencoder scales its latents; None if its class does so in another way."""
+    usual = 0.18215 if vae.get("_class_name") == "AutoencoderKL" else None
+    scale: float | None = vae.get("scaling_factor", usual)
+    return scale
+
+
+def _published_vaes(kind: str, like: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the configurations of a kind's published autoencoders that have the class and the channels of another."""
+    same = (like.get("_class_name"), latent_channels_of(like))
+    found = []
+    for name, (other, _) in _architectures().items():
+        vae = _read(_folder_of(name) / "vae" / "config.json")
+        if other == kind and (vae.get("_class_name"), latent_channels_of(vae)) == same:
+            found.append(vae)
+    return found
+
+
 def side_of(unet: Mapping[str, Any]) -> int | None:
     """Returns the height of the latents that a denoiser was made for, which is a number or a pair; None if unknown.
 

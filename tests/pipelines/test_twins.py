@@ -294,6 +294,25 @@ class TestFolders:
                 True
             ] * told
 
+    @pytest.mark.parametrize(
+        ("name", "vae", "told"),
+        [
+            *(("pixart_sigma", "sd15", True), ("sd35_medium", "flux_dev", True)),
+            *(("z_image", "sd3_medium", True), ("sdxl", "sd15", True)),
+            *(("lumina2", "flux_dev", False), ("pixart_sigma", "sdxl", False)),
+            *(("sana_600m", "sana_600m", False), ("flux2_dev", "flux2_dev", False)),
+        ],
+    )
+    def test_with_the_vae_of_another_family_are_told(
+        self, tmp_path: Path, variant: Compose, name: str, vae: str, told: bool
+    ) -> None:
+        """Both have the same tensors: a folder does not say of which denoiser a VAE is."""
+        folder = shutil.copytree(ARCHITECTURES / name, tmp_path / name)
+        shutil.copytree(ARCHITECTURES / vae / "vae", folder / "vae", dirs_exist_ok=True)
+        model = Model("folder", "path", path=str(folder))
+        remarks = " ".join(remarks_on_model(replace(variant(), model=model)))
+        assert ("vae/ scales its latents by" in remarks) == told
+
     def test_of_another_shift_are_not_guessed(self, tmp_path: Path) -> None:
         folder = shutil.copytree(ARCHITECTURES / "z_image", tmp_path / "mine")
         scheduler = folder / "scheduler" / "scheduler_config.json"
