@@ -217,7 +217,7 @@ def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
         if any(_is_meant(asked, name) for name in names_of(option, sheet)):
             same.append(option)
     if asked.memory is not None:
-        return [option for option in same if has_memory(sheets[option], asked.memory)]
+        same = [option for option in same if has_memory(sheets[option], asked.memory)]
     return same
 
 

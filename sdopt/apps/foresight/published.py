@@ -98,6 +98,12 @@ class PublishedWork:
     storage: Storage = field(default_factory=Storage)
 
 
+def upcasts_vae(work: PublishedWork, software: Software) -> bool:
+    """Returns whether a library decodes in float32 what it draws in float16, which overflows in SDXL's autoencoder."""
+    half = software.application == "library" and software.precision == "fp16"
+    return half and work.architecture == "sdxl" and not work.tiny
+
+
 @dataclass(frozen=True)
 class Figure:
     """One published figure.
