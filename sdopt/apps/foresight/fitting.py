@@ -26,7 +26,14 @@ from sdopt.apps.foresight.latency import (
     fit,
     generation_of,
 )
-from sdopt.apps.foresight.published import CALL, STEP, TEXT, Figure, read_figures
+from sdopt.apps.foresight.published import (
+    CALL,
+    STEP,
+    TEXT,
+    Figure,
+    read_figures,
+    upcasts_vae,
+)
 from sdopt.apps.foresight.software import SCORES, Software
 from sdopt.config.groups import data_sheets
 from sdopt.pipelines.catalog import ARCHITECTURES
@@ -78,8 +85,11 @@ def case_of(figure: Figure) -> Case:
     decoded = 1 if work.sliced else work.batch
     decoder = pass_costs(folder, "vae", decoded, *size, software.attention)
     decoder = decoder.times(work.batch / decoded * (_TINY_SHARE if work.tiny else 1))
+    full = upcasts_vae(work, software)
     return Case(
-        figure.sheet, software, denoiser, decoder, work.steps, work.batch, work.part
+        *(figure.sheet, software, denoiser, decoder, work.steps, work.batch),
+        work.part,
+        full,
     )
 
 

@@ -17,7 +17,9 @@ _WORDLESS = re.compile(
 )
 
 _KINDS = {
-    "maxq": r"(?<=6000 )(?:blackwell )?max ?q|max ?q(?= workstation)",  # of a desktop: less power
+    # Of a desktop: less power.
+    "maxq": r"(?:(?<=6000 )|(?<=6000 pro ))(?:blackwell )?max ?q|max ?q(?= workstation)",
+    "server": r"(?<=6000 )(?:blackwell )?server",
     "laptop": r"laptop|mobile|notebook|max ?[qp]",
     "ti": "ti",
     "xt": "xt",
@@ -37,35 +39,44 @@ _KINDS = {
 
 _LAPTOPS = re.compile(
     r"\b(?:legion(?! (?:t\d|tower))|zephyrus|razer blade|blade(?= 1[4-8])|katana|victus|loq|helios|thinkpad|zbook|"
-    r"xps(?= 1[3-7])|omen(?= 1[5-7])|tuf(?= (?:gaming )?[af]1[5-7])|strix(?= (?:scar|g1[5-8])))"
-    r"(?: (?:pro|slim|neo|gaming|scar))*(?: ?[a-z]?\d{1,2}[a-z]?(?![a-z0-9]| ?gb?\b))?"
+    r"xps(?= 1[3-7])|omen(?= 1[5-7])|tuf(?= (?:gaming )?[af]1[5-7])|strix(?= (?:scar|g1[5-8]))|framework(?= 1\d)|"
+    r"triton|stealth|raider|vector|cyborg|crosshair|ideapad|vivobook|zenbook|studiobook|surface|inspiron|latitude|"
+    r"aspire|pavilion|alienware(?= [mx]?1[4-8])|aorus(?= 1[5-7])|aero(?= 1[4-7])|nitro(?= [5v]|1[4-8])|"
+    r"precision(?= (?:5[4-7]|7[5-7])\d0)|(?:dell|gigabyte)(?= g\d))"
+    r"(?: (?:pro|slim|neo|gaming|scar|\d{4}(?= (?:quadro )?rtx)))*(?: ?[a-z]?\d{1,2}[a-z]?(?![a-z0-9]| ?gb?\b))?(?: hx\b)?"
 )
 """Laptops whose names people give with the card's: the card is that of a laptop."""
 
-_MEMORY = re.compile(r"\b(\d{1,3}) ?g(?:i?b)?\b")
+_MEMORY = re.compile(r"\b(\d{1,3})(?: ?g(?:i?b)?|(?<=[av] 100 \d\d))\b")
 
 _ROUNDING = 0.15
 """Share by which the memory that a program sees may be below the one that is sold."""
 
-_FORMS = frozenset(("pcie", "nvl", "sxm", "ada", "pro", "quadro"))
+_FORMS = frozenset(("pcie", "nvl", "sxm", "ada", "pro", "quadro", "maxq", "server"))
 """Kinds that people leave out where a model has several of them."""
 
 _CLOUDS = {
-    r"g4dn|standard nc\w*t4": "t4",
-    r"g5(?:\.|$| )": "a10g",
-    r"g6(?:\.|$| )|g2 standard": "l4",
-    r"g6e": "l40s",
-    r"p3(?:\.|$| )": "v100",
+    "g4dn": "t4",
+    "g5": "a10g",
+    "gr?6|g2 standard": "l4",
+    "g6e": "l40s",
+    "g7e|g4 standard": "rtx_pro_6000_server",
+    "p3": "v100",
+    "p3dn": "v100_32",
+    r"nc\d*r?s v3": "v100_pcie",
     r"p4de|a2 ultragpu|nd\d*amsr a100": "a100_80",
     r"nc\d*ads a100": "a100_80_pcie",
-    r"p4d(?:\.|$| )|a2 (?:high|mega)gpu|nd\d*asr a100": "a100_40",
-    r"p5(?:\.|$| )|a3 (?:high|mega)gpu|nd\d*isr h100": "h100",
-    r"nc\d*ads h100": "h100_nvl",
-    r"p5en?(?:\.|$| )|a3 ultragpu|nd\d*isr h200": "h200",
-    r"a4 highgpu|p6 b200": "b200",
+    r"p4d|a2 (?:high|mega)gpu|nd\d*asr a100": "a100_40",
+    r"p5|a3 (?:high|mega)gpu|nd\d*isr h100": "h100",
+    r"nc\d*adi?s h100": "h100_nvl",
+    r"p5en?|a3 ultragpu|nd\d*isr h200": "h200",
+    "a4 highgpu|p6 b200": "b200",
     r"nv(?:36|72)\w* a10": "a10",
 }
-"""Machines of clouds (AWS, GCP, Azure), by what their names contain, and the card that they have."""
+"""Machines of clouds (AWS, GCP, Azure), by how their names begin, and the card that they have."""
+
+_RENTED = r"(?:(?:aws|amazon|ec2|sagemaker|ml\.?|gcp|google|azure|standard) ?)*(?:{})(?:[.]|$| (?!.*[rg]tx))"
+"""Where a machine's name may stand: laptops have a G5 in theirs, too, and name a card."""
 
 _SHARE = re.compile(
     r"\bmig\b|\b\dg\.\d+gb|-\d{1,2}[abcq]\b|(?<![a-z0-9])nv(?:6|12|18)[a-z]\w*?[ _]a10|"
@@ -132,7 +143,7 @@ def parsed_name(text: str) -> CardName:
     of_amd = re.search(r"\b(?:amd|ati|radeon|xtx?|gre)\b", name) is not None
     name = _WORDLESS.sub(" ", name)
     memory = _MEMORY.search(name)
-    name = _MEMORY.sub(" ", name)
+    name = " ".join(_MEMORY.sub(" ", name).split())
     kinds = set()
     for kind, pattern in _KINDS.items():
         shorter = re.sub(rf"\b(?:{pattern})\b", " ", name)
@@ -170,12 +181,21 @@ def names_of(option: str, sheet: Sheet) -> list[CardName]:
     return [parsed_name(name) for name in (plain, sheet.name, *sheet.device_names)]
 
 
+_OF_A_CHIP = re.compile(r"\[(\w+)([^\]]*\d[^\]]*/[^\]]*)\]")
+"""How lspci prints the cards that have a chip: `[Radeon RX 6800/6800 XT / 6900 XT]`."""
+
+
 def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
     """Returns the options whose card a name means; several where it says neither the memory nor the form."""
     if text in sheets:
         return [text, *siblings(text, sheets)]
     if _SHARE.search(text.lower()):
         return []
+    if listed := _OF_A_CHIP.search(text):
+        maker, cards = listed[1], dict[str, None]()
+        for name in f"{maker}{listed[2]}".split("/"):
+            cards |= dict.fromkeys(cards_named(f"{maker} {name}", sheets))
+        return [*cards]
     exact = [
         option
         for option, sheet in sheets.items()
@@ -184,11 +204,10 @@ def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
     ]
     if exact:
         return exact
-    spaced = _spaced(text)
     rented = [
         card
         for pattern, card in _CLOUDS.items()
-        if re.search(rf"(?:^|\b)(?:{pattern})", spaced)
+        if re.match(_RENTED.format(pattern), _spaced(text))
     ]
     if rented:
         return rented[-1:]
@@ -198,7 +217,7 @@ def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
         if any(_is_meant(asked, name) for name in names_of(option, sheet)):
             same.append(option)
     if asked.memory is not None:
-        return [option for option in same if has_memory(sheets[option], asked.memory)]
+        same = [option for option in same if has_memory(sheets[option], asked.memory)]
     return same
 
 
@@ -219,7 +238,9 @@ _AGAIN = (2000, 4000, 4500, 5000, 6000)
 def generation_assumed(text: str, sheet: Sheet) -> str:
     """Returns why a name may mean another card than a sheet's; "" if it says the generation, or there is one alone."""
     asked, own = parsed_name(text), parsed_name(sheet.name)
-    if asked.kinds & _FORMS or own.number not in _AGAIN or own.family != "rtx":
+    if asked.kinds & _FORMS or asked.number != own.number or own.family != "rtx":
+        return ""
+    if own.number not in _AGAIN:
         return ""
     return "cards of other generations have this number (Quadro RTX, Ada, RTX PRO), with another memory and other rates"
 

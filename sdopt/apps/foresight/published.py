@@ -9,10 +9,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sdopt.apps.foresight.names import cards_named
 from sdopt.apps.foresight.software import Software
 from sdopt.apps.foresight.storage import Storage
 from sdopt.apps.foresight.transformer_rows import (
@@ -94,6 +96,12 @@ class PublishedWork:
     tiny: bool = False
     calls: int = 1
     storage: Storage = field(default_factory=Storage)
+
+
+def upcasts_vae(work: PublishedWork, software: Software) -> bool:
+    """Returns whether a library decodes in float32 what it draws in float16, which overflows in SDXL's autoencoder."""
+    half = software.application == "library" and software.precision == "fp16"
+    return half and work.architecture == "sdxl" and not work.tiny
 
 
 @dataclass(frozen=True)
@@ -396,10 +404,18 @@ class Names:
             self._cards.setdefault(plain(name), card)
 
     def card(self, name: str) -> str | None:
-        """Returns the card of a name; None if there is none."""
+        """Returns the card of a name; None if there is none. Of several, it is the one that most people mean."""
+        named = _cards_named(name)
+        if len(named) == 1:
+            return named[0]
         return next(
             (card for form in forms(name) if (card := self._cards.get(form))), None
         )
+
+
+@cache
+def _cards_named(name: str) -> list[str]:
+    return cards_named(name, data_sheets())
 
 
 _USUAL = {

@@ -12,9 +12,8 @@ import torch
 
 from sdopt.apps.foresight.latency import Costs, averaged
 from sdopt.apps.foresight.memory import (
-    AT_LEAST,
-    WORKSPACE,
     Blueprint,
+    decoding_gib,
     folder_for,
     steps_of,
 )
@@ -263,7 +262,7 @@ def likely_of_transformer(
     roomy = kind in ("reserved", "device")
     wide = (
         denoiser * (_ROOMY_DENOISER if roomy else 1.0),
-        (decoder * _ROOMY_DECODER if roomy else decoder * WORKSPACE + AT_LEAST),
+        decoder * _ROOMY_DECODER if roomy else decoding_gib(decoder),
     )
     held = [whole, whole]
     encoding = 0.0

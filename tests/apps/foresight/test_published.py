@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from runners.plan import main
+from sdopt.apps.foresight.fitting import case_of
+from sdopt.apps.foresight.latency import Costs
 from sdopt.apps.foresight.published import COLUMNS, Figure, Names, read_figures
 from sdopt.apps.foresight.software import SCORES, Software
 from sdopt.errors import UsageError
@@ -40,6 +42,10 @@ def one(tmp_path: Path, **row: object) -> Figure:
         ("A100", "a100_40"),
         ("NVIDIA L4-PCIe-24GB", "l4"),
         ("H100 PCIe 80GB", "h100_pcie"),
+        ("A100 PCIe 80GB", "a100_80_pcie"),
+        ("V100 32GB", "v100_32"),
+        ("A10G (g5.xlarge)", "a10g"),
+        ("RTX PRO 6000 Blackwell", "rtx_pro_6000"),
         ("RTX 4070 Ti SUPER", "rtx4070_ti_super"),
         ("RTX 3080-10GB", "rtx3080"),
         ("AMD Radeon RX 7900 XTX", "rx7900_xtx"),
@@ -93,6 +99,24 @@ def test_what_is_unknown_is_refused_with_a_reason(
     figures, refusals = read_figures(truth(tmp_path, row))
     assert not figures
     assert len(refusals) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "full"),
+    [
+        ({"model": "SDXL"}, True),
+        ({"model": "SDXL", "precision": "bf16"}, False),
+        ({"model": "SDXL", "backend": "diffusers, torch 2.4, tiny VAE"}, False),
+        ({"model": "SDXL", "backend": "a1111, sdp, torch 2.1"}, False),
+        ({"model": "SD 1.5"}, False),
+    ],
+)
+def test_a_library_decodes_sdxl_of_float16_in_float32(
+    tmp_path: Path, row: dict[str, object], full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its configuration says `force_upcast`: on a T4, most of a call of four steps goes into it."""
+    monkeypatch.setattr("sdopt.apps.foresight.trace.pass_costs", lambda *_: Costs())
+    assert case_of(one(tmp_path, **row)).decodes_in_float32 == full
 
 
 def test_software_is_sorted_by_words() -> None:
