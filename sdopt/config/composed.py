@@ -1,6 +1,7 @@
 """A command line of `sdopt run`: what it resumes, what it composes, where it writes, and what Hydra records of it."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 _OWN_CODE = ("patch", "model", "model.factory")
 """Keys that name functions of a user's files."""
+
+_OF_SWEEPS = re.compile(r"hydra[./](sweep|sweeper|launcher)\b")
+"""Hydra's own keys that it reads for a sweep alone."""
 
 
 @dataclass(frozen=True)
@@ -252,15 +256,18 @@ def _without(overrides: Sequence[str], key: str) -> list[str]:
 
 
 def _require_place(line: CommandLine, sweep: bool) -> None:
-    """Raises UsageError if a command line names the folder of a sweep for a single run, or the other way round."""
+    """Raises UsageError if a command line sets for a single run what a sweep alone reads, or the other way round."""
     mine, other = "hydra.run.dir", "hydra.sweep.dir"
     if sweep:
         mine, other = other, mine
     for override in line.hydra:
-        if key_of(override) == other:
+        key = key_of(override)
+        if key == other:
             raise UsageError(
                 f"{override}: has no effect here; {mine}=… names the folder"
             )
+        if not sweep and _OF_SWEEPS.match(key):
+            raise UsageError(f"{override}: has no effect on a single study; add -m")
 
 
 def _require_job(hydra: DictConfig, sweep: bool, line: CommandLine) -> None:
@@ -472,8 +479,9 @@ def job_folder() -> Path:
 
 def hide_passwords() -> None:
     """Takes the passwords of addresses out of what Hydra has recorded of the running job, and of its sweep."""
+    record = job_folder() / (HydraConfig.get().output_subdir or ".hydra")
     recorded = [
-        *(job_folder() / ".hydra").glob("*.yaml"),
+        *record.glob("*.yaml"),
         Path(HydraConfig.get().sweep.dir) / "multirun.yaml",
     ]
     for file in recorded:

@@ -12,7 +12,13 @@ from pathlib import Path
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
-from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
+from sdopt.errors import (
+    OccupiedError,
+    UnavailableError,
+    UsageError,
+    print_problems,
+    without_passwords,
+)
 from sdopt.forecast import foreseen
 from sdopt.hardware.probe import busy_with_other_work, slowed_by_other_work
 from sdopt.locks import lock_folder
@@ -312,8 +318,10 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
     started = time_of(record.started) if record.started else int(1000 * time.time())
     name = f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}"
     parameters = {
-        f"search.{key}": str(value) for key, value in asdict(search.config).items()
+        f"search.{key}": without_passwords(str(value))
+        for key, value in asdict(search.config).items()
     }
+    given = without_passwords(" ".join(search.studies.given))
     run = TrackedRun(
         name=name,
         tags={
@@ -323,7 +331,7 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
             NOTE: note_of(markdown_of(record)),
         },
         started=started,
-        parameters=parameters | {"given": " ".join(search.studies.given)},
+        parameters=parameters | {"given": given},
         files={_artifact(file): file for file in files},
         below=_trials(record, tags, started),
     )

@@ -100,6 +100,8 @@ MISTAKES = {
     "an interpolation in a path": ["study.name=${nope}"],
     "a variable for processes that have started": ["+hydra.job.env_set.X=1"],
     "the folder of a sweep": ["hydra.sweep.dir=mine"],
+    "a launcher for a single study": ["hydra/launcher=submitit_local"],
+    "how a launcher of a single study runs": ["+hydra.launcher.n_jobs=2"],
     "a key within null": ["+hydra.sweeper.params.override=1"],
     "the folder of a run for a sweep": [
         "-m",
