@@ -155,8 +155,12 @@ class Judging:
     ) -> None:
         """Updates the verdicts of the study's MLflow runs, if it was logged; a failure is printed."""
         # The result says where it was logged, unless the command names another place.
-        named = self.config.tracking
-        tracking = named if named != Tracking() else summary.result.config.tracking
+        tracking, usual = self.config.tracking, Tracking()
+        if (tracking.kind, tracking.uri) == (usual.kind, usual.uri):
+            seconds = tracking.deadline_s
+            tracking = summary.result.config.tracking
+            if seconds != usual.deadline_s:
+                tracking = replace(tracking, deadline_s=seconds)
         try:
             run = update_verdicts(summary, folder, tracking, rendered)
         except (

@@ -91,6 +91,7 @@ class Command:
                 _require_job(cfg.hydra, sweep, line)
             _require_place(line, sweep)
             if sweep:
+                _require_of_sweep(cfg.hydra.runtime.choices, line, path)
                 _require_kept(line.task)
                 _require_options(line, compositions)
                 return cls(line, folder, bool(cfg.get("dry_run")), None)
@@ -268,6 +269,33 @@ def _require_place(line: CommandLine, sweep: bool) -> None:
             )
         if not sweep and _OF_SWEEPS.match(key):
             raise UsageError(f"{override}: has no effect on a single study; add -m")
+
+
+def _require_of_sweep(
+    choices: DictConfig, line: CommandLine, path: Sequence[str]
+) -> None:
+    """Raises UsageError if what a sweep varies chooses how it runs: Hydra reads that for each job, and then it is late."""
+    named = [key_of(override) for override in line.hydra]
+    late = [
+        group
+        for group in ("hydra/launcher", "hydra/sweeper")
+        if choices[group] != "basic" and group not in named
+    ]
+    if not late:
+        return
+    shared = [
+        override
+        for override in _without(line.overrides, "hydra.searchpath")
+        if not parsed_override(override).is_sweep_override()
+    ]
+    with composition_errors():
+        whole = compose(CONFIG_NAME, [*path, *shared], return_hydra_config=True)
+    for group in late:
+        if whole.hydra.runtime.choices[group] != choices[group]:
+            raise UsageError(
+                f"{group}={choices[group]}: is chosen by what the sweep varies, which has no effect on the sweep; name "
+                "it on the command line"
+            )
 
 
 def _require_job(hydra: DictConfig, sweep: bool, line: CommandLine) -> None:
