@@ -317,11 +317,6 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
     tags |= {_SEARCH: folder.name}
     started = time_of(record.started) if record.started else int(1000 * time.time())
     name = f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}"
-    parameters = {
-        f"search.{key}": without_passwords(str(value))
-        for key, value in asdict(search.config).items()
-    }
-    given = without_passwords(" ".join(search.studies.given))
     run = TrackedRun(
         name=name,
         tags={
@@ -331,7 +326,7 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
             NOTE: note_of(markdown_of(record)),
         },
         started=started,
-        parameters=parameters | {"given": given},
+        parameters=parameters_of(search.config, search.studies.given),
         files={_artifact(file): file for file in files},
         below=_trials(record, tags, started),
     )
@@ -343,6 +338,13 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
     mine = [f"tags.`{_SEARCH}` = '{folder.name}'"]
     note = note_of(f"**{name}:** {record.sentence}")
     return ask(client.put, tracking, record.name, run, mine, digest, complete, note)
+
+
+def parameters_of(config: SearchConfig, given: Sequence[str]) -> dict[str, str]:
+    """Returns the parameters of a search's run: its keys, and what was given for all studies, without passwords."""
+    parameters = {f"search.{key}": str(value) for key, value in asdict(config).items()}
+    parameters["given"] = " ".join(given)
+    return {name: without_passwords(value) for name, value in parameters.items()}
 
 
 _TAGS = {
