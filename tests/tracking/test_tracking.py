@@ -318,7 +318,8 @@ class TestStudy:
         )
         write_result(result, folder)
         log_study(result, folder, store.tracking)
-        done = sdopt(tmp_path, "gate", str(folder), *store.overrides)
+        # The store is that of the result, since the command names no other.
+        done = sdopt(tmp_path, "gate", str(folder), "tracking.deadline_s=90")
         judged = read_result(folder)
         parent, children = store.of_study(judged)
         run = parent.info.run_id  # another one, if the gate leaves none to recommend
