@@ -13,6 +13,7 @@ from sdopt.errors import UnavailableError, UsageError, print_problems, with_type
 from . import Arguments, end_with_code
 
 if TYPE_CHECKING:
+    from sdopt.schema import Tracking
     from sdopt.tracking.client import Logged
 
 
@@ -40,6 +41,7 @@ def main(argv: list[str]) -> int:
     from sdopt.report.markdown import written
     from sdopt.report.sweep import read_sweep
     from sdopt.tracking.runs import log_study, log_sweep
+    from sdopt.tracking.store import elsewhere
 
     named, overrides = names_and_overrides(arguments)
     tracking = tracking_of(overrides)
@@ -47,6 +49,9 @@ def main(argv: list[str]) -> int:
         raise UsageError(
             "tracking=none: names no store to log to; choose one with tracking.uri=…"
         )
+    _require_of_store(tracking)
+    if warning := elsewhere(tracking):
+        print_problems([warning])
     folders = list(map(Path, named)) or [Path("outputs")]
     problems: dict[str, int] = {}
     sweeps: dict[Path, None] = {}
@@ -74,6 +79,16 @@ def main(argv: list[str]) -> int:
             _say(folder, log_sweep(sweep, table, tracking))
     print_problems(problems)
     return worst_code(problems.values())
+
+
+def _require_of_store(tracking: "Tracking") -> None:
+    """Raises UsageError for what runs of a finished result have from the result."""
+    for key in ("tags", "note"):
+        if getattr(tracking, key):
+            raise UsageError(
+                f"tracking.{key}: has no effect on a finished result, which has its own; "
+                f"`sdopt run resume=FOLDER tracking.{key}=…` changes it"
+            )
 
 
 @contextmanager

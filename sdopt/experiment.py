@@ -263,9 +263,8 @@ class Experiment:
 
     def _prepare_folder(self) -> None:
         (self.folder / "error.json").unlink(missing_ok=True)
-        for outdated in self.folder.glob(
-            "*.tmp"
-        ):  # left by a process that was killed while writing
+        # Left by a process that was killed while writing; a user's own files may lie beside it.
+        for outdated in self.folder.glob("result.json????????.tmp"):
             outdated.unlink(missing_ok=True)
         if self.config.tracking.kind == "mlflow":
             require_mlflow()

@@ -56,15 +56,16 @@ class Judging:
         """Judges the result of a run, those of a sweep, or that of an MLflow run; prints and writes the verdicts.
 
         Returns:
-            the exit code; each judged result, with its verdicts; and a line for each that cannot be judged, which is
-            printed.
+            the exit code; each judged result, with its verdicts; and a line for each job that has no result or cannot
+            be judged, which is printed.
 
         Raises:
             UsageError: none of them has a comparison to judge.
             UnavailableError: the verdicts cannot be written, or MLflow cannot be reached.
         """
         judged: list[StudyResult] = []
-        problems = list(found.damaged)
+        lost = found.sweep.lost if found.sweep else {}
+        problems, codes = list(lost), list(lost.values())
         studies = [
             study
             for study in found.studies
@@ -83,16 +84,13 @@ class Judging:
                 judged.append(self._judge(result, folder, output))
             except UsageError as error:
                 problems += error.problems
+                codes.append(error.exit_code)
         print_problems([*problems, *found.remarks])
-        codes = [
+        codes += [
             exit_code(result_judged.judgements, self._gate_of(result_judged))
             for result_judged in judged
         ]
-        return (
-            worst_code([*codes, *[UsageError.exit_code] * len(problems)]),
-            judged,
-            problems,
-        )
+        return worst_code(codes), judged, problems
 
     def _judge(
         self, result: StudyResult, folder: Path, output: Path | None
@@ -157,8 +155,12 @@ class Judging:
     ) -> None:
         """Updates the verdicts of the study's MLflow runs, if it was logged; a failure is printed."""
         # The result says where it was logged, unless the command names another place.
-        named = self.config.tracking
-        tracking = named if named != Tracking() else summary.result.config.tracking
+        tracking, usual = self.config.tracking, Tracking()
+        if (tracking.kind, tracking.uri) == (usual.kind, usual.uri):
+            seconds = tracking.deadline_s
+            tracking = summary.result.config.tracking
+            if seconds != usual.deadline_s:
+                tracking = replace(tracking, deadline_s=seconds)
         try:
             run = update_verdicts(summary, folder, tracking, rendered)
         except (

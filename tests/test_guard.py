@@ -305,13 +305,14 @@ def test_passwords_are_not_recorded(
         json.loads(content)["config"]["tracking"]["uri"]
         == "postgresql://me:***@host/db"
     )
-    files = [tmp_path / ".hydra" / "overrides.yaml", tmp_path / "multirun.yaml"]
+    files = [tmp_path / "record" / "overrides.yaml", tmp_path / "multirun.yaml"]
     files[0].parent.mkdir()
     for file in files:
         file.write_text(f"- tracking.uri={address}\n")
     job = SimpleNamespace(
         runtime=SimpleNamespace(output_dir=tmp_path),
         sweep=SimpleNamespace(dir=tmp_path),
+        output_subdir="record",  # ".hydra" unless the user names another
     )
     monkeypatch.setattr("hydra.core.hydra_config.HydraConfig.get", lambda: job)
     hide_passwords()

@@ -1,6 +1,7 @@
 """A command line of `sdopt run`: what it resumes, what it composes, where it writes, and what Hydra records of it."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 _OWN_CODE = ("patch", "model", "model.factory")
 """Keys that name functions of a user's files."""
+
+_OF_SWEEPS = re.compile(r"hydra[./](sweep|sweeper|launcher)\b")
+"""Hydra's own keys that it reads for a sweep alone."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class Command:
                 _require_job(cfg.hydra, sweep, line)
             _require_place(line, sweep)
             if sweep:
+                _require_of_sweep(cfg.hydra.runtime.choices, line, path)
                 _require_kept(line.task)
                 _require_options(line, compositions)
                 return cls(line, folder, bool(cfg.get("dry_run")), None)
@@ -252,14 +257,44 @@ def _without(overrides: Sequence[str], key: str) -> list[str]:
 
 
 def _require_place(line: CommandLine, sweep: bool) -> None:
-    """Raises UsageError if a command line names the folder of a sweep for a single run, or the other way round."""
+    """Raises UsageError if a command line sets for a single run what a sweep alone reads, or the other way round."""
     mine, other = "hydra.run.dir", "hydra.sweep.dir"
     if sweep:
         mine, other = other, mine
     for override in line.hydra:
-        if key_of(override) == other:
+        key = key_of(override)
+        if key == other:
             raise UsageError(
                 f"{override}: has no effect here; {mine}=… names the folder"
+            )
+        if not sweep and _OF_SWEEPS.match(key):
+            raise UsageError(f"{override}: has no effect on a single study; add -m")
+
+
+def _require_of_sweep(
+    choices: DictConfig, line: CommandLine, path: Sequence[str]
+) -> None:
+    """Raises UsageError if what a sweep varies chooses how it runs: Hydra reads that for each job, and then it is late."""
+    named = [key_of(override) for override in line.hydra]
+    late = [
+        group
+        for group in ("hydra/launcher", "hydra/sweeper")
+        if choices[group] != "basic" and group not in named
+    ]
+    if not late:
+        return
+    shared = [
+        override
+        for override in _without(line.overrides, "hydra.searchpath")
+        if not parsed_override(override).is_sweep_override()
+    ]
+    with composition_errors():
+        whole = compose(CONFIG_NAME, [*path, *shared], return_hydra_config=True)
+    for group in late:
+        if whole.hydra.runtime.choices[group] != choices[group]:
+            raise UsageError(
+                f"{group}={choices[group]}: is chosen by what the sweep varies, which has no effect on the sweep; name "
+                "it on the command line"
             )
 
 
@@ -472,8 +507,9 @@ def job_folder() -> Path:
 
 def hide_passwords() -> None:
     """Takes the passwords of addresses out of what Hydra has recorded of the running job, and of its sweep."""
+    record = job_folder() / (HydraConfig.get().output_subdir or ".hydra")
     recorded = [
-        *(job_folder() / ".hydra").glob("*.yaml"),
+        *record.glob("*.yaml"),
         Path(HydraConfig.get().sweep.dir) / "multirun.yaml",
     ]
     for file in recorded:

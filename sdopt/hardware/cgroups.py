@@ -1,4 +1,4 @@
-"""Limits of memory that control groups set for this process: containers, systemd and Slurm, in both versions."""
+"""Limits that control groups set for this process: containers, systemd and Slurm, in both versions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ kernel gives back."""
 def memory_limits(mount: Path = MOUNT, listing: Path = _LISTING) -> tuple[float, float]:
     """Returns the bytes that this process may have, and those that are left of them; infinite without a limit."""
     most = left = float("inf")
-    for group in _groups(mount, listing):
+    for group in _groups(mount, listing, "memory"):
         for limit_file, usage_file, reclaimable in _VERSIONS:
             limit = _number(group / limit_file)
             if limit is None:
@@ -30,14 +30,27 @@ def memory_limits(mount: Path = MOUNT, listing: Path = _LISTING) -> tuple[float,
     return most, left
 
 
-def _groups(mount: Path, listing: Path) -> Iterator[Path]:
+def core_limit(mount: Path = MOUNT, listing: Path = _LISTING) -> float:
+    """Returns how many cores this process may use on average; infinite without a limit."""
+    most = float("inf")
+    for group in _groups(mount, listing, "cpu"):
+        quota, _, period = _text(group / "cpu.max").partition(" ")
+        if not quota:
+            quota = _text(group / "cpu.cfs_quota_us")
+            period = _text(group / "cpu.cfs_period_us")
+        if quota.strip().isdecimal():  # else `max`, or -1
+            most = min(most, int(quota) / int(period))
+    return most
+
+
+def _groups(mount: Path, listing: Path, controller: str) -> Iterator[Path]:
     """Yields the folders of this process's groups and of all above them, whose limits hold for it too."""
     for line in _text(listing).splitlines():
         number, controllers, place = line.split(":", 2)
         if number == "0":
             base = mount
-        elif "memory" in controllers.split(","):
-            base = mount / "memory"
+        elif controller in controllers.split(","):
+            base = mount / controller
         else:
             continue
         # Within a container the path may be that of its host, of which only the root is mounted.

@@ -11,7 +11,7 @@ from typing import Any
 
 from sdopt.errors import UsageError, one_line
 from sdopt.hardware.cards import CPU_BFLOAT16
-from sdopt.hardware.cgroups import MOUNT, memory_limits
+from sdopt.hardware.cgroups import core_limit, memory_limits
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import ask_nvml
 
@@ -256,18 +256,10 @@ _BUSY = 1.5
 """Processes for each core, on average over a minute, from which a machine is called busy: sdopt's own take fewer."""
 
 
-def usable_cores(group: Path = MOUNT) -> int:
-    """Returns how many cores this process may use: the cores of its affinity, or its container's limit, if less."""
+def usable_cores() -> int:
+    """Returns how many cores this process may use: the cores of its affinity, or the limit of its groups, if less."""
     affinity = len(os.sched_getaffinity(0))
-    file = group / "cpu.max"
-    quota, period = (
-        file.read_text(encoding="utf-8").split() if file.is_file() else ("max", "")
-    )
-    return (
-        affinity
-        if quota == "max"
-        else max(1, min(affinity, round(int(quota) / int(period))))
-    )
+    return max(1, round(min(affinity, core_limit())))
 
 
 def _cpu() -> Device:

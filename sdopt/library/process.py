@@ -1,6 +1,7 @@
 """Settings of the whole process that an option may leave behind: what changed, and how to put it back."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,7 +37,18 @@ def _folder_of_kernels(variable: str) -> _Switch:
     return lambda: named_caches().get(variable), write
 
 
+def _fuses_int8() -> bool:
+    # Of what is not imported yet, nothing is to be imported here: it takes seconds.
+    config = sys.modules.get("torch._inductor.config")
+    return config is not None and bool(config.force_fuse_int_mm_with_mul)
+
+
+def _fuse_int8(on: bool) -> None:
+    sys.modules["torch._inductor.config"].force_fuse_int_mm_with_mul = on  # type: ignore[attr-defined]
+
+
 _SWITCHES: dict[str, _Switch] = {
+    "Inductor's force_fuse_int_mm_with_mul": (_fuses_int8, _fuse_int8),
     "deterministic algorithms": (
         torch.get_deterministic_debug_mode,
         torch.set_deterministic_debug_mode,

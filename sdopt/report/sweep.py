@@ -99,6 +99,21 @@ class Sweep:
                 codes.append(_code_of(study))
         return worst_code(codes)
 
+    @property
+    def lost(self) -> dict[str, int]:
+        """Why jobs have no result, a line each, with its exit code; one that cannot run here has none to miss."""
+        lost = dict.fromkeys(self.damaged, UsageError.exit_code)
+        if not (self.folder / "multirun.yaml").is_file():
+            return lost  # runs of several commands, each of which has said how it ended
+        for job, error in self.errors.items():
+            told = job in self.studies or lost.keys() >= set(error.problems)
+            if error.exit_code and not told:
+                line = f"{self.folder / job}: {'; '.join(error.problems)}"
+                lost[line] = error.exit_code
+        for job in self.waiting:
+            lost[f"{self.folder / job}: {_NOT_BEGUN}"] = UnavailableError.exit_code
+        return lost
+
     @cached_property
     def summaries(self) -> dict[str, Summary]:
         """Each study summed up, by its job."""

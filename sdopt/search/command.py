@@ -12,7 +12,13 @@ from pathlib import Path
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets, require_overrides
 from sdopt.config.parse import RunConfig
-from sdopt.errors import OccupiedError, UnavailableError, UsageError, print_problems
+from sdopt.errors import (
+    OccupiedError,
+    UnavailableError,
+    UsageError,
+    print_problems,
+    without_passwords,
+)
 from sdopt.forecast import foreseen
 from sdopt.hardware.probe import busy_with_other_work, slowed_by_other_work
 from sdopt.locks import lock_folder
@@ -311,9 +317,6 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
     tags |= {_SEARCH: folder.name}
     started = time_of(record.started) if record.started else int(1000 * time.time())
     name = f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}"
-    parameters = {
-        f"search.{key}": str(value) for key, value in asdict(search.config).items()
-    }
     run = TrackedRun(
         name=name,
         tags={
@@ -323,7 +326,7 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
             NOTE: note_of(markdown_of(record)),
         },
         started=started,
-        parameters=parameters | {"given": " ".join(search.studies.given)},
+        parameters=parameters_of(search.config, search.studies.given),
         files={_artifact(file): file for file in files},
         below=_trials(record, tags, started),
     )
@@ -335,6 +338,13 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
     mine = [f"tags.`{_SEARCH}` = '{folder.name}'"]
     note = note_of(f"**{name}:** {record.sentence}")
     return ask(client.put, tracking, record.name, run, mine, digest, complete, note)
+
+
+def parameters_of(config: SearchConfig, given: Sequence[str]) -> dict[str, str]:
+    """Returns the parameters of a search's run: its keys, and what was given for all studies, without passwords."""
+    parameters = {f"search.{key}": str(value) for key, value in asdict(config).items()}
+    parameters["given"] = " ".join(given)
+    return {name: without_passwords(value) for name, value in parameters.items()}
 
 
 _TAGS = {

@@ -63,20 +63,28 @@ _VARIABLES = (
     "KMP_AFFINITY",
     "KMP_BLOCKTIME",
     "LD_PRELOAD",
+    "LRU_CACHE_CAPACITY",
     "MALLOC_CONF",
     "MIOPEN_FIND_ENFORCE",
     "MIOPEN_FIND_MODE",
     "MKL_CBWR",
     "MKL_DISABLE_FAST_MM",
+    "MKL_DOMAIN_NUM_THREADS",
     "MKL_DYNAMIC",
     "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_THREADING_LAYER",
     "NVIDIA_TF32_OVERRIDE",
     "OMP_DYNAMIC",
     "OMP_PLACES",
     "OMP_PROC_BIND",
+    "OMP_THREAD_LIMIT",
     "OMP_WAIT_POLICY",
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "ONEDNN_MAX_CPU_ISA",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY",
+    "OPENBLAS_NUM_THREADS",
+    "PYTHONDEVMODE",
+    "PYTHONMALLOC",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
@@ -100,7 +108,7 @@ _VARIABLES = (
     "TORCH_ROCM_FA_PREFER_CK",
     "TRITON_F32_DEFAULT",
 )
-"""Environment variables that change how CUDA, libraries of processors, diffusers and PyTorch compute or start."""
+"""Environment variables that change how CUDA, libraries of processors, diffusers, PyTorch and Python compute or start."""
 
 _OF_COMPILERS = ("TORCHINDUCTOR_", "TORCHDYNAMO_")
 """How the names of those begin that change what compilers make."""

@@ -35,6 +35,15 @@ ROLE, STUDY, VARIANT = "sdopt.role", "sdopt.study_id", "sdopt.variant"
 NOTE, PARENT, DIGEST = "mlflow.note.content", "mlflow.parentRunId", "sdopt.digest"
 """Tags of a run's note, of the run above it, and, set last, of what a complete run holds."""
 
+OWN_TAGS = (
+    *(NOTE, PARENT, "mlflow.runName", "mlflow.user"),
+    *("mlflow.source.name", "mlflow.source.type", "mlflow.source.git.commit"),
+    *("study", "model", "size", "steps", "batch", "device"),
+    *("torch", "diffusers", "sdopt", "status", "contract"),
+    *("answer", "speed", "images", "gate", "because", "gate.name"),
+)
+"""Tags that runs get from their results, beside those of the axes and those that begin with `sdopt.`."""
+
 VIEW = "sdopt"
 """The name of the shared view, in an experiment's tag and in a link to its page."""
 
@@ -50,6 +59,9 @@ _SETTINGS = {
 
 _FORCED = {"MLFLOW_ENABLE_ASYNC_LOGGING": "false"}
 """Environment variables whatever the user has set: else a run is said to be logged that a thread still writes."""
+
+_NOTED = "sdopt.noted"
+"""Tag of an experiment: the note that was written last, to know it from one of the user's."""
 
 _LEFT_OUT = "sdopt.left_out"
 """Tag: the artifacts that a server did not take because of their size."""
@@ -354,7 +366,7 @@ def put(
         new = run_id is None
         if run_id is None:
             if note is not None:
-                client.set_experiment_tag(home, NOTE, note)
+                _describe(client, home, note)
             run_id = _created(client, home, run, digest)
         for one in earlier:
             if run_id not in (one.info.run_id, one.data.tags.get(PARENT)):
@@ -510,6 +522,16 @@ def _experiment(
         if place.tags.get(key) != value:  # made by an earlier version, or by hand
             client.set_experiment_tag(place.experiment_id, key, value)
     return str(place.experiment_id)
+
+
+def _describe(client: "MlflowClient", experiment: str, note: str) -> None:
+    """Sets the note of an experiment, unless somebody has written another since; earlier versions did not mark theirs."""
+    tags = client.get_experiment(experiment).tags
+    there = tags.get(NOTE, "")
+    ours = tags.get(_NOTED, there if there.startswith("**") else "")
+    if there in ("", ours):
+        client.set_experiment_tag(experiment, _NOTED, note)
+        client.set_experiment_tag(experiment, NOTE, note)
 
 
 def _name_here(client: "MlflowClient", tracking: Tracking, name: str) -> str:

@@ -17,6 +17,8 @@ from typing import IO, Any, TypeVar
 from urllib.parse import urlparse
 
 from sdopt.apart import start_apart
+from sdopt.config.groups import default_options
+from sdopt.config.sections import SECTION_NAMES, WORK_SECTIONS
 from sdopt.errors import (
     HIDDEN,
     UsageError,
@@ -27,8 +29,7 @@ from sdopt.errors import (
 from sdopt.schema import Tracking
 from sdopt.tracking.client import (
     BEGUN,
-    NOTE,
-    PARENT,
+    OWN_TAGS,
     VIEW,
     Logged,
     RefusedError,
@@ -217,6 +218,14 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
         return f"tracking.uri={error}; measuring continues, and `sdopt sync` can log the result later"
     finally:
         end_process()
+    named = os.environ.get("MLFLOW_EXPERIMENT_NAME", experiment)
+    if named == experiment:
+        return elsewhere(tracking)
+    return f"MLFLOW_EXPERIMENT_NAME={named}: is not read, and results go to the experiment {experiment!r}"
+
+
+def elsewhere(tracking: Tracking) -> str | None:
+    """Returns a warning if MLflow's own variable names another store than that to which results go."""
     named = os.environ.get("MLFLOW_TRACKING_URI", tracking.uri)
     if tracking.uri != Tracking().uri or named == tracking.uri:
         return None
@@ -256,10 +265,19 @@ def _require_usable(tracking: Tracking) -> None:
             "leave it out"
         )
     for name in tracking.tags or {}:
-        if name.startswith("sdopt.") or name in (NOTE, PARENT, "mlflow.runName"):
+        if name.startswith("sdopt.") or name in _own_tags():
             raise UsageError(
                 f"tracking.tags: {name} is sdopt's own; choose another name"
             )
+
+
+def _own_tags() -> set[str]:
+    """Returns the tags that runs get from their results: their verdicts, what was measured, and a choice on each axis."""
+    axes = set(WORK_SECTIONS)
+    for group, option in default_options().items():
+        if isinstance(option, str) and group not in SECTION_NAMES:
+            axes.add(group)
+    return {*OWN_TAGS, *axes}
 
 
 def _located(tracking: Tracking) -> Tracking:

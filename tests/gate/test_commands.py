@@ -11,7 +11,7 @@ import pytest
 from runners.calibrate import main as calibrate
 from sdopt.gate.calibration import FOLDER, read_calibration
 from sdopt.gate.trust import doubts_of
-from sdopt.record.files import read_result, write_result
+from sdopt.record.files import JobError, read_result, write_error, write_result
 from sdopt.record.records import Status
 from sdopt.record.verdicts import Verdict
 from tests.command import Finished, refused, sdopt
@@ -307,6 +307,30 @@ class TestGate:
             str(file.parent)
             for file in sorted(tmp_path.glob("verdicts/**/verdicts.json"))
         ] == [str(tmp_path / "verdicts" / job) for job in jobs]
+
+    def test_jobs_of_a_sweep_without_a_result_do_not_pass(self, tmp_path: Path) -> None:
+        sweep = tmp_path / "sweep"
+        for job, ending in {
+            "0": None,
+            "1": JobError(0, ["precision=fp16: conflicts"], Status.SKIPPED),
+        }.items():
+            (sweep / job).mkdir(parents=True)
+            if ending is None:
+                write_result(read_result(RESULT), sweep / job)
+            else:
+                write_error(ending, sweep / job)
+        (sweep / "multirun.yaml").touch()
+        judged = "gate", "sweep", "gate=report_only"
+        assert sdopt(tmp_path, *judged).code == 0
+        (sweep / "2" / ".hydra").mkdir(parents=True)
+        lost = sdopt(tmp_path, *judged)
+        assert lost.code == 3
+        assert "sweep/2: the job has begun and has written no result" in lost.err
+        write_error(JobError(2, ["workload.steps=0: too few"]), sweep / "2")
+        mistaken = sdopt(tmp_path, *judged, "--json")
+        assert mistaken.code == 2
+        problems = json.loads(mistaken.out)["problems"]
+        assert problems == ["sweep/2: workload.steps=0: too few"]
 
 
 class TestCalibrate:

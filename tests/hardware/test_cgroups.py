@@ -1,10 +1,10 @@
-"""Limits of memory, wherever in the tree of control groups they are set."""
+"""Limits of memory and of cores, wherever in the tree of control groups they are set."""
 
 from pathlib import Path
 
 import pytest
 
-from sdopt.hardware.cgroups import memory_limits
+from sdopt.hardware.cgroups import core_limit, memory_limits
 
 GIB = 2**30
 
@@ -58,3 +58,39 @@ def test_a_container_sees_its_own_group_as_the_root(
 
 def test_without_groups_nothing_is_limited(tmp_path: Path, listing: Path) -> None:
     assert memory_limits(tmp_path, listing) == (float("inf"), float("inf"))
+    assert core_limit(tmp_path, listing) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("groups", "files"),
+    [
+        ("0::/\n", {"cpu.max": "200000 100000"}),
+        (
+            "0::/user.slice/run.scope\n",
+            {
+                "cpu.max": "max 100000",
+                "user.slice/cpu.max": "200000 100000",
+                "user.slice/run.scope/cpu.max": "800000 100000",
+            },
+        ),
+        (
+            "4:memory:/\n3:cpu,cpuacct:/slurm/job_7\n",
+            {
+                "cpu/cpu.cfs_quota_us": "-1",
+                "cpu/cpu.cfs_period_us": "100000",
+                "cpu/slurm/job_7/cpu.cfs_quota_us": "100000",
+                "cpu/slurm/job_7/cpu.cfs_period_us": "50000",
+            },
+        ),
+    ],
+    ids=["of a container", "of systemd", "of the first version"],
+)
+def test_cores_are_limited_by_the_same_groups(
+    tmp_path: Path, listing: Path, groups: str, files: dict[str, str]
+) -> None:
+    listing.write_text(groups)
+    for name, text in files.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+    assert core_limit(tmp_path, listing) == 2

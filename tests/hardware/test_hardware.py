@@ -434,16 +434,14 @@ class TestPeak:
 
 
 @pytest.mark.parametrize(
-    ("said", "cores"),
-    [("max 100000", 64), ("200000 100000", 2), ("50000 100000", 1), (None, 64)],
+    ("limit", "cores"), [(float("inf"), 64), (2.0, 2), (0.4, 1), (100.0, 64)]
 )
 def test_cores_are_those_of_the_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, cores: int
+    monkeypatch: pytest.MonkeyPatch, limit: float, cores: int
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    if said:
-        (tmp_path / "cpu.max").write_text(f"{said}\n")
-    assert usable_cores(tmp_path) == cores
+    monkeypatch.setattr("sdopt.hardware.probe.core_limit", lambda: limit)
+    assert usable_cores() == cores
 
 
 LITTLE = replace(CPU, memory_free_gib=0.001)

@@ -897,6 +897,22 @@ def test_a_folder_of_kept_kernels_is_the_option_s_alone(
     assert not {*CACHES} & os.environ.keys()
 
 
+def test_how_products_of_int8_are_compiled_is_the_option_s_alone() -> None:
+    """`precision=int8_torchao` sets it for the whole process."""
+    from torch._inductor import config
+
+    changes = ProcessChanges()
+    with config.patch(force_fuse_int_mm_with_mul=False):
+        with changes.noted():
+            config.force_fuse_int_mm_with_mul = True
+        [line] = changes.lines()
+        name, _, told = line.partition(": ")
+        assert name == "Inductor's force_fuse_int_mm_with_mul"
+        assert told == "False before, True now"
+        changes.put_back()
+        assert not config.force_fuse_int_mm_with_mul
+
+
 def test_what_the_program_changes_stays() -> None:
     changes, threads = ProcessChanges(), torch.get_num_threads()
     with changes.noted():

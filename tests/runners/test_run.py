@@ -100,6 +100,8 @@ MISTAKES = {
     "an interpolation in a path": ["study.name=${nope}"],
     "a variable for processes that have started": ["+hydra.job.env_set.X=1"],
     "the folder of a sweep": ["hydra.sweep.dir=mine"],
+    "a launcher for a single study": ["hydra/launcher=submitit_local"],
+    "how a launcher of a single study runs": ["+hydra.launcher.n_jobs=2"],
     "a key within null": ["+hydra.sweeper.params.override=1"],
     "the folder of a run for a sweep": [
         "-m",
@@ -163,12 +165,34 @@ class TestMistakes:
         assert mistake(*words).startswith(said)
 
 
+def test_a_launcher_that_the_jobs_of_a_sweep_choose_is_refused(tmp_path: Path) -> None:
+    """Hydra would run them without it, one after the other on this machine."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    presets = tmp_path / "experiment"
+    presets.mkdir()
+    for name in "ab":
+        (presets / f"{name}.yaml").write_text(
+            "# @package _global_\ndefaults: [override /hydra/launcher: submitit_local]\n"
+        )
+    words = "-m", "--config-dir", str(tmp_path), "layout=contiguous,channels_last"
+    assert Command.of(CommandLine.of([*words, "experiment=a"])).sweep
+    problem = mistake(*words, "experiment=a,b")
+    assert problem.startswith("hydra/launcher=submitit_local: is chosen by what")
+    named = (*words, "experiment=a,b", "hydra/launcher=submitit_local")
+    assert Command.of(CommandLine.of(named)).sweep
+
+
 class TestFolder:
     def test_keeps_the_record_of_what_was_measured_there(self, tmp_path: Path) -> None:
         """Hydra replaces it before sdopt runs, and then another study would be resumed."""
         study = ("run", *SMOKE, "precision=bf16", "hydra.run.dir=mine")
+        (tmp_path / "mine").mkdir()
+        for name in ("notes.tmp", "result.jsonn_2iop7f.tmp"):
+            (tmp_path / "mine" / name).touch()
         with fake_workers():
             assert sdopt(tmp_path, *study).code == 0
+        # What a killed process left in the middle of writing is removed, and no file of the user's.
+        assert [file.name for file in tmp_path.glob("mine/*.tmp")] == ["notes.tmp"]
         record = (tmp_path / "mine" / ".hydra" / "overrides.yaml").read_text()
         done = refused(tmp_path, "run", *SMOKE, "attention=math", "hydra.run.dir=mine")
         assert (

@@ -7,7 +7,8 @@ from typing import cast
 import pytest
 
 from sdopt.search.answer import _answer, _notes, _sentence, _unjudged
-from sdopt.search.command import trial_run
+from sdopt.search.command import parameters_of, trial_run
+from sdopt.search.config import search_config
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import RatioStanding, Scatter
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
@@ -144,6 +145,15 @@ def test_what_failed_is_named_and_what_was_faster_goes_on() -> None:
     assert "(caching=deepcache: faster, images worse)" in said
     assert "2 more were faster in a first look, caching=spectrum about 1.50×" in said
     assert "Not judged" not in _sentence(judgements, entries[2:], "latency")
+
+
+def test_no_password_is_among_the_parameters_of_a_run() -> None:
+    storage = "mysql://me:secret@host/trials"
+    config = search_config(["search.groups=[precision]", f"search.storage='{storage}'"])
+    given = ["precision=bf16", "tracking.uri=https://me:secret@host"]
+    parameters = parameters_of(config, given)
+    assert parameters["search.storage"] == "mysql://me:***@host/trials"
+    assert parameters["given"] == "precision=bf16 tracking.uri=https://me:***@host"
 
 
 def test_a_run_of_a_combination_has_tags_of_its_own_work() -> None:

@@ -34,6 +34,7 @@ from sdopt.statistics.sentences import described
 from sdopt.statistics.summary import summary_of
 from sdopt.tracking import client
 from sdopt.tracking.client import (
+    NOTE,
     Logged,
     RefusedError,
     TrackedRun,
@@ -197,6 +198,10 @@ class TestStudy:
     ) -> None:
         parent, children = logged.of_study(result)
         assert set(children) == {row.name for row in result.variants}
+        for name in {*parent.data.tags, *children["bfloat16"].data.tags}:
+            if name != "mlflow.loggedImages":
+                with pytest.raises(UsageError, match=f"{name} is sdopt's own"):
+                    require_store(Tracking(tags={name: "mine"}), "shared")
         assert parent.info.status == "FINISHED"
         assert parent.data.tags["sdopt.status"] == "finished"
         assert parent.data.tags["mlflow.note.content"] == markdown_table(
@@ -281,6 +286,25 @@ class TestStudy:
         log_study(result, folder, replace(logged.tracking, images=False))
         assert logged.client.get_experiment_by_name("shared").tags == before
 
+    def test_the_note_of_an_experiment_stays_that_of_the_user(
+        self, store: Store
+    ) -> None:
+        def note_after(answer: str, by_hand: str | None = None) -> str:
+            run = client.TrackedRun(leaderboard=("metrics.`speedup`",))
+            if by_hand is not None:
+                store.client.set_experiment_tag(here.experiment_id, NOTE, by_hand)
+            ask(client.put, store.tracking, "told", run, [], answer, (), answer)
+            return str(store.client.get_experiment(here.experiment_id).tags[NOTE])
+
+        place = client.place_of(store.tracking, "told")
+        here = store.client.get_experiment(
+            store.client.create_experiment("told", place)
+        )
+        assert note_after("**1** faster") == "**1** faster"
+        assert note_after("**2** faster") == "**2** faster"
+        assert note_after("**3** faster", "read the wiki") == "read the wiki"
+        assert note_after("**4** faster", "") == "**4** faster"
+
     def test_what_a_gate_says_later_reaches_the_runs_and_logging_again_adds_nothing(
         self, copied: Copied, store: Store, tmp_path: Path
     ) -> None:
@@ -294,7 +318,8 @@ class TestStudy:
         )
         write_result(result, folder)
         log_study(result, folder, store.tracking)
-        done = sdopt(tmp_path, "gate", str(folder), *store.overrides)
+        # The store is that of the result, since the command names no other.
+        done = sdopt(tmp_path, "gate", str(folder), "tracking.deadline_s=90")
         judged = read_result(folder)
         parent, children = store.of_study(judged)
         run = parent.info.run_id  # another one, if the gate leaves none to recommend
@@ -579,6 +604,10 @@ class TestPlaces:
                 Tracking(tags={"sdopt.digest": "1"}),
                 r"tracking\.tags: sdopt\.digest is sdopt's own",
             ),
+            *(
+                (Tracking(tags={name: "1"}), f"tags: {name} is sdopt's own")
+                for name in ("device", "gate", "precision", "mlflow.user")
+            ),
             (
                 Tracking(uri="http://localhost:1", artifacts="mine"),
                 r"tracking\.artifacts=mine: .* leave it out",
@@ -628,10 +657,18 @@ class TestPlaces:
         assert "tracking.uri=http://team:5000 uses it" in str(
             require_store(Tracking(), "shared")
         )
-        assert (
-            require_store(Tracking(uri=f"sqlite:///{tmp_path}/own.db"), "shared")
-            is None
+        own = Tracking(uri=f"sqlite:///{tmp_path}/own.db")
+        assert require_store(own, "shared") is None
+        monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+        assert "results go to the experiment 'shared'" in str(
+            require_store(own, "shared")
         )
+        assert require_store(own, "mine") is None
+        (tmp_path / "outputs").mkdir()
+        told = sdopt(tmp_path, "sync", "tracking.deadline_s=9")
+        assert "tracking.uri=http://team:5000 uses it" in told.err
+        tagged = sdopt(tmp_path, "sync", "tracking.tags={team: vision}")
+        assert "tracking.tags: has no effect on a finished result" in tagged.err
 
     def test_of_two_that_logged_the_same_one_is_kept(
         self, own: Store, copied: Copied
