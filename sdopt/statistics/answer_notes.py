@@ -121,6 +121,9 @@ def _judging_notes(result: StudyResult) -> Iterator[str]:
         return
     if result.baseline_variant.status.failure:
         return  # no gate has anything to judge
+    drawn = [variant for variant in result.candidates if variant.images]
+    if result.only_slower and not drawn:
+        return  # nor has it here
     if result.config.gate.judges:
         yield from _left_notes(result)
         return
@@ -128,7 +131,6 @@ def _judging_notes(result: StudyResult) -> Iterator[str]:
         if result.status == "finished":
             yield "There are no images to judge: measure again with gate=default, which draws them."
         return
-    drawn = [variant for variant in result.candidates if variant.images]
     if drawn and all(variant.trips for variant in drawn):
         return  # broken images need no gate
     others = "other " if any(variant.trips for variant in drawn) else ""

@@ -580,6 +580,18 @@ def test_what_is_of_the_first_shape_alone_names_it(
     assert speedups["64x64b1"]["estimate"] > 1.5 > speedups["128x128b1"]["estimate"]
 
 
+def test_no_gate_is_advised_where_all_were_given_up() -> None:
+    """The baseline alone has images, and would have no others beside it with a gate."""
+    result = given_up()
+    row = result.variant(OPTIONS[1])
+    row.images, row.quality = [], {}
+    result.variants = [one for one in result.variants if one.name != OPTIONS[0]]
+    result.comparisons = [
+        edge for edge in result.comparisons if edge.candidate != OPTIONS[0]
+    ]
+    assert "not judged" not in str(summary_of(result).notes)
+
+
 def leave_open(result: StudyResult, ruling: Ruling) -> None:
     """Judges all comparisons of a result by one ruling that decides nothing."""
     for edge in result.comparisons:
