@@ -8,7 +8,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdopt.errors import UnavailableError, UsageError, print_problems, with_type
+from sdopt.errors import (
+    UnavailableError,
+    UsageError,
+    print_problems,
+    with_type,
+    without_passwords,
+)
 
 from . import Arguments, end_with_code
 
@@ -41,7 +47,7 @@ def main(argv: list[str]) -> int:
     from sdopt.report.markdown import written
     from sdopt.report.sweep import read_sweep
     from sdopt.tracking.runs import log_study, log_sweep
-    from sdopt.tracking.store import elsewhere
+    from sdopt.tracking.store import elsewhere, store_of
 
     named, overrides = names_and_overrides(arguments)
     tracking = tracking_of(overrides)
@@ -50,17 +56,21 @@ def main(argv: list[str]) -> int:
             "tracking=none: names no store to log to; choose one with tracking.uri=…"
         )
     _require_of_store(tracking)
-    if warning := elsewhere(tracking):
-        print_problems([warning])
     folders = list(map(Path, named)) or [Path("outputs")]
     problems: dict[str, int] = {}
-    sweeps: dict[Path, None] = {}
+    sweeps: dict[Path, Tracking] = {}
     for path in [*chain.from_iterable(map(_results, folders))]:
         with _noted(path.parent, problems):
             own = path.parent.resolve()  # of `.`, the name
             result = read_result(path)
             print_problems(remarks_on_images(result, path.parent))
-            _say(path.parent, log_study(result, own, tracking))
+            recorded = result.config.tracking
+            store = store_of(
+                tracking, recorded if recorded.kind == "mlflow" else tracking
+            )
+            if warning := elsewhere(store):
+                problems[warning] = 0
+            _say(path.parent, log_study(result, own, store), store)
             # A job's folder may lie several folders below that of its sweep.
             if above := next(
                 (
@@ -70,13 +80,13 @@ def main(argv: list[str]) -> int:
                 ),
                 None,
             ):
-                sweeps[above] = None
-    for folder in sweeps:
+                sweeps[above] = store
+    for folder, store in sweeps.items():
         sweep = read_sweep(folder)
         problems.update((problem, UsageError.exit_code) for problem in sweep.damaged)
         with _noted(folder, problems):
             table = written(sweep.blocks())
-            _say(folder, log_sweep(sweep, table, tracking))
+            _say(folder, log_sweep(sweep, table, store), store)
     print_problems(problems)
     return worst_code(problems.values())
 
@@ -111,8 +121,9 @@ def _noted(folder: Path, problems: dict[str, int]) -> Iterator[None]:
         )
 
 
-def _say(folder: Path, logged: "Logged") -> None:
-    print(f"{folder}: {'logged' if logged.new else 'already logged'} as {logged.run}")
+def _say(folder: Path, logged: "Logged", store: "Tracking") -> None:
+    done = "logged" if logged.new else "already logged"
+    print(f"{folder}: {done} as {logged.run} in {without_passwords(store.uri)}")
 
 
 def _results(folder: Path) -> list[Path]:

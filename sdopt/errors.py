@@ -178,8 +178,9 @@ def without_passwords(text: str) -> str:
     return _IN_QUERY.sub(rf"\1{HIDDEN}", text)
 
 
+# What MLflow calls a key is the name of a view of its page.
 _IN_QUERY = re.compile(
-    r"([?&](?:[\w.-]*(?:password|passwd|pwd|token|secret|key|signature|jwt)|sig|auth|code|pass)=)[^&\s'\"`]+",
+    r"([?&](?!viewStateShareKey=)(?:[\w.-]*(?:password|passwd|pwd|token|secret|key|signature|jwt)|sig|auth|code|pass)=)[^&\s'\"`]+",
     re.IGNORECASE,
 )
 

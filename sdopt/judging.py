@@ -21,13 +21,14 @@ from sdopt.report.blocks import Prose
 from sdopt.report.catalog import write_reports
 from sdopt.report.terminal import shown
 from sdopt.report.verdicts import against_sentence, verdict_blocks, write_verdicts
-from sdopt.schema import Gate, Tracking
+from sdopt.schema import Gate
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.finding import Found, find_result
 from sdopt.tracking.runs import update_verdicts
+from sdopt.tracking.store import store_of
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,7 @@ class Judging:
         self, summary: Summary, folder: Path, rendered: Mapping[str, bytes]
     ) -> None:
         """Updates the verdicts of the study's MLflow runs, if it was logged; a failure is printed."""
-        # The result says where it was logged, unless the command names another place.
-        tracking, usual = self.config.tracking, Tracking()
-        if (tracking.kind, tracking.uri) == (usual.kind, usual.uri):
-            seconds = tracking.deadline_s
-            tracking = summary.result.config.tracking
-            if seconds != usual.deadline_s:
-                tracking = replace(tracking, deadline_s=seconds)
+        tracking = store_of(self.config.tracking, summary.result.config.tracking)
         try:
             run = update_verdicts(summary, folder, tracking, rendered)
         except (

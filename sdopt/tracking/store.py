@@ -224,6 +224,16 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
     return f"MLFLOW_EXPERIMENT_NAME={named}: is not read, and results go to the experiment {experiment!r}"
 
 
+def store_of(named: Tracking, recorded: Tracking) -> Tracking:
+    """Returns the store of a finished result: what a command names, or else where the result was to be logged."""
+    usual = Tracking()
+    if (named.kind, named.uri) != (usual.kind, usual.uri):
+        return named
+    if named.deadline_s == usual.deadline_s:
+        return recorded
+    return replace(recorded, deadline_s=named.deadline_s)
+
+
 def elsewhere(tracking: Tracking) -> str | None:
     """Returns a warning if MLflow's own variable names another store than that to which results go."""
     named = os.environ.get("MLFLOW_TRACKING_URI", tracking.uri)

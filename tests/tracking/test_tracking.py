@@ -21,7 +21,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from sdopt.conclusion import Conclusion
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, without_passwords
 from sdopt.locks import exclusive
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import StudyResult
@@ -273,7 +273,9 @@ class TestStudy:
         }
         assert columns <= set(view["selectedColumns"])
         assert view["compareRunCharts"][0]["metricKey"] == "speedup"
-        assert ui_pages(logged.tracking)["shared"].endswith("viewStateShareKey=sdopt")
+        page = ui_pages(logged.tracking)["shared"]
+        assert page.endswith("viewStateShareKey=sdopt")
+        assert without_passwords(page) == page
 
     def test_that_compared_nothing_leaves_the_answer_of_an_earlier_one(
         self, logged: Store, copied: Copied
@@ -664,9 +666,6 @@ class TestPlaces:
             require_store(own, "shared")
         )
         assert require_store(own, "mine") is None
-        (tmp_path / "outputs").mkdir()
-        told = sdopt(tmp_path, "sync", "tracking.deadline_s=9")
-        assert "tracking.uri=http://team:5000 uses it" in told.err
         tagged = sdopt(tmp_path, "sync", "tracking.tags={team: vision}")
         assert "tracking.tags: has no effect on a finished result" in tagged.err
 
@@ -917,6 +916,19 @@ class TestSync:
         assert [Path(line).name for line in logged[:3]] == ["0", "1", "2"]
         assert len(logged) == 4  # and the sweep above them
         assert sdopt(tmp_path, "sync", *places).out.count("already logged") == 4
+
+    def test_without_a_store_each_result_goes_to_its_own(
+        self, copied: Copied, tmp_path: Path
+    ) -> None:
+        own = Store(tmp_path)
+        result, folder = copied
+        result.config = replace(result.config, tracking=own.tracking)
+        write_result(result, folder)
+        logged = sdopt(tmp_path, "sync", str(folder), "tracking.deadline_s=90")
+        assert logged.code == 0, logged.err
+        assert f" in {own.tracking.uri}" in logged.out
+        assert own.runs("shared")
+        assert not (tmp_path / "outputs" / "mlflow.db").exists()
 
     def test_within_a_folder_its_name_and_its_sweep_are_known(
         self, sweep: Finished, store: Store
