@@ -191,10 +191,14 @@ def _spec(
     y = encoding(
         "speed:Q", **ratio_axis(f"speed-up{unit}, log scale (up is faster)", speeds)
     )
-    losses = [point["loss"] for point in points]
-    at = losses, [math.log(speed) for speed in speeds]
     labels, height = named_layers(
-        points, at, (x, y), height=_HEIGHT, padding=_PADDING, named=named
+        points,
+        [point["loss"] for point in points],
+        [math.log(speed) for speed in speeds],
+        (x, y),
+        height=_HEIGHT,
+        padding=_PADDING,
+        named=named,
     )
     shown = {point["kind"] for point in points}
     looks = {
