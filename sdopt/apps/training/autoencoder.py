@@ -102,8 +102,9 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
             output = decoded.float()
         divergences = mean.square() + log_variance.exp() - 1.0 - log_variance
         divergence = 0.5 * divergences.mean()
-        total: Tensor = picture_loss(output, target, options.edge_weight)
-        return total + options.kl_weight * divergence
+        total = picture_loss(output, target, options.edge_weight)
+        total = total + options.kl_weight * divergence
+        return total
 
     average = train(
         config,
