@@ -40,7 +40,11 @@ _Row = tuple[str, Sequence[_Picture]]
 """The title of a row of images, and an image for each column."""
 
 
-def comparison_sheet(summary: Summary, folder: Path, prompts: int = 6) -> bytes | None:
+def comparison_sheet(
+    summary: Summary,
+    folder: Path,
+    prompts: int = 6,
+) -> bytes | None:
     """Draws a PNG with a column per variant, and two rows for each of the first images: the image and its difference.
 
     The difference is that to the image of the variant's reference, amplified. Below each column are its figures against
