@@ -102,8 +102,8 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
             output = decoded.float()
         divergences = mean.square() + log_variance.exp() - 1.0 - log_variance
         divergence = 0.5 * divergences.mean()
-        total = picture_loss(output, target, options.edge_weight)
-        total = total + options.kl_weight * divergence
+        of_pictures = picture_loss(output, target, options.edge_weight)
+        total: Tensor = of_pictures + options.kl_weight * divergence
         return total
 
     average = train(
