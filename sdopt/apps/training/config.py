@@ -7,7 +7,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sdopt.schema import Configured, OneOf, PositiveShare, Seed, Share
+from sdopt.schema import (
+    Configured,
+    Factor,
+    OneOf,
+    PositiveShare,
+    Seed,
+    Share,
+    ShareBelowOne,
+    UpTo4096,
+    UpTo10000,
+)
 
 STAGES = (
     "data",
@@ -23,7 +33,6 @@ STAGES = (
 )
 """The stages in order. Each stage writes to the folder of its name."""
 
-ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 """A weight of a part of the loss."""
 
@@ -80,7 +89,7 @@ class TinyAutoencoderConfig(TrainingConfig):
 
     edge_weight: Weight
     """Weight of the L1 distance between the pictures' finite differences."""
-    latent_noise: Annotated[float, Field(ge=0, le=1000)]
+    latent_noise: Factor
     """Maximum noise on the latents to decode, in standard deviations, to imitate the denoiser's errors."""
 
 
@@ -130,7 +139,7 @@ class LorasConfig(DiffusionConfig):
 
     rank: SizeOrRank
     """Rank of the LoRAs."""
-    held_out_concepts: Annotated[int, Field(ge=1, le=10_000)]
+    held_out_concepts: UpTo10000
     """Number of concepts known to the denoiser that the LoRAs never see, for the evaluation in the card."""
 
 
@@ -194,7 +203,7 @@ class TrainReferenceConfig(Configured):
     """`auto` takes a CUDA device if there is one."""
     arithmetic: Literal["auto", "fp32", "bf16"]
     """Precision of the forward pass; `auto` takes bf16 on hardware with native bf16 products."""
-    threads: Annotated[int, Field(ge=1, le=4096)] | None
+    threads: UpTo4096 | None
     """CPU threads; null is PyTorch's default."""
     resume: bool
     """Whether to continue from the stage's last checkpoint, if there is one."""
