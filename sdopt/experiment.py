@@ -300,12 +300,9 @@ class Experiment:
                 if not variant.conflicts(machine.device)
             ]
             fetch(runnable, self.context)
-            for name in (
-                features_of(config.quality, config.model)
-                if config.quality.metrics
-                else ()
-            ):
-                fetch_features(name)
+            if config.quality.metrics:
+                for name in features_of(config.quality, config.model):
+                    fetch_features(name)
             check_models(runnable, ("hub",), self.context)
             check_sampling(runnable, self.context)
             if awaits:
@@ -323,13 +320,10 @@ class Experiment:
         print_problems(machine.warnings)
         design = type(config.study).__name__.lower()
         command = [without_passwords(word) for word in self.command]
-        return (
-            plan,
-            plan_result(
-                plan, config.study.name, design, config.recorded, machine, command
-            ),
-            machine,
+        result = plan_result(
+            plan, config.study.name, design, config.recorded, machine, command
         )
+        return plan, result, machine
 
     def _remarks(self, variants: Sequence[Variant]) -> list[str]:
         """Returns what of models, prompts, images and masks is not used as a user may think, each once."""

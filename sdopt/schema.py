@@ -81,12 +81,19 @@ Seed = Annotated[int, Field(ge=0, le=HIGHEST_SEED)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Amount = Annotated[float, Field(ge=0, le=1e9)]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 Factor = Annotated[float, Field(ge=0, le=1000)]
 UpTo4096 = Annotated[int, Field(ge=1, le=4096)]
 UpTo10000 = Annotated[int, Field(ge=1, le=10_000)]
 UpToMillion = Annotated[int, Field(ge=1, le=1_000_000)]
+Side = Annotated[int, Field(ge=8, le=16384, multiple_of=8)]
+UpTo1000 = Annotated[int, Field(ge=1, le=1000)]
+Count = Annotated[int, Field(ge=0, le=100_000)]
+Capacity = Annotated[float, Field(gt=0, le=1e6)]
+Bound = Annotated[float, Field(ge=-1e9, le=1e9)]
+Confidence = Annotated[float, Field(gt=0.5, lt=1)]
 EveryNth = Annotated[int, Field(ge=2, le=1000)]
 
 
@@ -125,7 +132,7 @@ class Model(Configured):
     factory: str | None = None
     """For `factory`: `my_file.py:make`, which returns a pipeline of diffusers; each process calls it without arguments.
     Scheduler and precision are then sdopt's, as for other models."""
-    size: Annotated[int, Field(ge=8, le=16384, multiple_of=8)] = 64
+    size: Side = 64
     """Height and width of the training images, in pixels: the default of `workload.size`."""
     guidance_scale: Factor = 7.5
     """The default of `workload.guidance_scale`."""
@@ -241,10 +248,7 @@ class Workload(Configured):
     """Denoising steps."""
     guidance_scale: Factor | None = None
     """Guidance scale; null is `model.guidance_scale`, 1 or less disables guidance."""
-    size: (
-        Annotated[Any, OneOrMore(Annotated[int, Field(ge=8, le=16384, multiple_of=8)])]
-        | None
-    ) = None
+    size: Annotated[Any, OneOrMore(Side)] | None = None
     """Height and width in pixels, which are equal; null is `model.size`. With a list, each process is timed at every
     combination of size and `batch_size`; the first of each is the main shape, used for images, stages and energy."""
     seed: Seed = 0
@@ -284,11 +288,11 @@ class Protocol(Configured):
 
     rounds: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Timed calls per process. More rounds reduce the noise within a process, but do not replace processes."""
-    warmup: Annotated[int, Field(ge=0, le=100_000)] = 1
+    warmup: Count = 1
     """Untimed calls after the first call, which is reported as the cold start. The last of them is a discarded round,
     so that interleaved processes always have one. Memory is measured in that round (with 0, in the first call), and
     again after the last round. At least 2 if a variant's compiler records CUDA graphs in the second call."""
-    replicates: Annotated[int, Field(ge=1, le=1000)] | None = None
+    replicates: UpTo1000 | None = None
     """Processes per variant; null is `gate.replicates`. With fewer than three, no interval is given."""
     precision: Fraction | None = None
     """Target half-width of every speed-up's interval, as a share such as 0.03; processes are added until it is reached.
@@ -307,7 +311,7 @@ class Protocol(Configured):
     """Share of the initially free memory that all variants together may use."""
     shuffle_seed: Seed = 0
     """Seed of the order of the variants within each round."""
-    stage_calls: Annotated[int, Field(ge=0, le=100_000)] = 1
+    stage_calls: Count = 1
     """Calls per process in the separate, instrumented pass that measures the time per stage; with quality metrics one
     is made in any case, to count the steps of the denoiser."""
     energy_s: Annotated[float, Field(ge=0, le=3600)] = 5.0
@@ -318,7 +322,7 @@ class Protocol(Configured):
     interference: Share | None = 0.02
     """A round is repeated if other programs took more than this share of the CPU (or GPU) time of any of its calls;
     null repeats none."""
-    extra_rounds: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    extra_rounds: Count | None = None
     """Maximum number of extra rounds per process, for disturbed ones; null is half of `rounds`, rounded up."""
     give_up: Annotated[float, Field(gt=1, le=1e6)] | None = 3.0
     """A variant whose first warm calls take more than this many times the baseline's, per image, is `slower`, and is
@@ -363,7 +367,7 @@ class Sheet(Configured):
     name: str
     device_names: list[str]
     """The device's names in the driver; case and a leading `NVIDIA` are ignored."""
-    memory_gib: Annotated[float, Field(gt=0, le=1e6)]
+    memory_gib: Capacity
     """Memory that a program sees (`torch.cuda.mem_get_info`): less than advertised, and dependent on the driver."""
     bandwidth_gb_s: Positive
     compute_capability: Annotated[float, Field(ge=1, le=100)] | None = None
@@ -377,9 +381,9 @@ class Sheet(Configured):
     """The generation, such as `ada` or `rdna3`; `sdopt plan` needs it, as it needs the keys below."""
     chip: str | None = None
     """The die, such as `AD102`, which cards of several names share."""
-    pcie_gb_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    pcie_gb_s: Capacity | None = None
     """Rate of the link to the host in one direction."""
-    power_w: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    power_w: Capacity | None = None
     half_accumulation: Positive | None = None
     """Tensor rate in fp16 with accumulation in fp16, where it differs: GeForce cards halve it for float32."""
 
@@ -491,7 +495,7 @@ class Rule(Configured):
     """Allowed difference, in the metric's unit."""
     deviations: Amount | None = None
     """Instead of `margin`: a share of the calibration's standard deviation for one prompt."""
-    limit: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
+    limit: Bound | None = None
     limits: dict[str, float] = field(default_factory=dict)
     """Instead of `limit`: a limit for each coarsest type of the reference's arithmetic (`float32`, `float16`,
     `bfloat16`), because the rounding of that type sets the difference between two equivalent computations."""
@@ -505,9 +509,9 @@ class Rule(Configured):
     """Lower bound of the limit from `of_seeds`, `deviations` and `of_floor`, whose reference values may be zero."""
     share: Fraction | None = None
     """For `rarely`: allowed share of the prompts."""
-    low: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
-    high: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
-    confidence: Annotated[float, Field(gt=0.5, lt=1)] | None = 0.95
+    low: Bound | None = None
+    high: Bound | None = None
+    confidence: Confidence | None = 0.95
     """One-sided confidence level; null tests the estimate itself, as benchmarks with published windows do."""
     optional: bool = False
     """Whether the rule is left out, and that said, where none of the chosen features can measure its metric."""
@@ -526,7 +530,7 @@ class Gate(Configured):
     spare_memory: Share | None = None
     """Growth of peak memory by less than this share of the device's memory, or of the machine's on a CPU, is no harm.
     Null is 0.02 on a GPU, and 0 on a CPU, whose memory other programs share."""
-    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+    confidence: Confidence = 0.95
     """Confidence level for all claims of a gain together: any of them is false with a probability of at most
     1 - `confidence`."""
     report_only: bool = False
@@ -534,7 +538,7 @@ class Gate(Configured):
     undecided_passes: bool = False
     """Whether a variant about which the measurements do not decide ends with exit code 0 instead of 3, as on a busy
     runner of CI. What could not be measured or compared still ends with 3."""
-    replicates: Annotated[int, Field(ge=1, le=1000)] = 3
+    replicates: UpTo1000 = 3
     """Processes per variant if `protocol.replicates` is null."""
     prompt_count: UpToMillion = 24
     """Prompts of the quality pass if `quality.prompt_count` is null."""

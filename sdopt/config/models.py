@@ -6,7 +6,6 @@ as it does any other.
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from sdopt.pipelines.functions import FUNCTION, absolute
 from sdopt.pipelines.twins import settings_of_author, titles_of
 from sdopt.record.choices import quoted
 
-_KEYS, _REVISION = ("model", "model.path"), "model.revision"
+_KEYS = ("model", "model.path")
 
 _FUNCTION = re.compile(r"[^'\"=:,+\[\]{}]+\.py:\w+")
 
@@ -31,7 +30,10 @@ _ANY_FOLDER = "folder"
 """The option whose keys a folder, or a repository of no published model, starts from."""
 
 
-def with_own_options(overrides: Sequence[str], models: Collection[str]) -> list[str]:
+def with_own_options(
+    overrides: Sequence[str],
+    models: Collection[str],
+) -> list[str]:
     """Returns overrides that choose a user's own models and functions as options, which are there from now on.
 
     Raises UsageError as `with_own_models` does.
@@ -39,7 +41,10 @@ def with_own_options(overrides: Sequence[str], models: Collection[str]) -> list[
     return [_of_functions(override) for override in with_own_models(overrides, models)]
 
 
-def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[str]:
+def with_own_models(
+    overrides: Sequence[str],
+    options: Collection[str],
+) -> list[str]:
     """Returns overrides that choose a user's own model as an option of the group `model`, which is there from now on.
 
     `model.path=PATH` alone means `model=PATH`; beside a published model it means weights of that architecture.
@@ -57,44 +62,35 @@ def with_own_models(overrides: Sequence[str], options: Collection[str]) -> list[
             by_key[key].append(override)
     if not any(by_key.values()):
         return list(overrides)
-    chosen = [*chain.from_iterable(map(_values, by_key["model"][-1:]))]
+    models = by_key["model"][-1:]
+    chosen = _values(models[0]) if models else []
     paths = by_key["model.path"][-1:]
     base = _value_of("model.base", overrides)
-    revision = _value_of(_REVISION, overrides)
-    if revision is not None and "," in revision:  # each job of a sweep has its own
-        revision = None
     others = [override for override in overrides if written_key(override) not in _KEYS]
-    if (
-        paths
-        and set(chosen) <= {_ANY_FOLDER}
-        and (values := _values(paths[0]))
-        and any(map(_is_there, values))
-    ):
-        return [
-            f"model={','.join(_option(value, (), None, base) for value in values)}",
-            *others,
-        ]
-    if chosen and not set(chosen) <= set(options):
-        changed = [
-            f"model={','.join(_option(value, options, revision, base) for value in chosen)}"
-        ]
-    else:
-        changed = by_key["model"][-1:]
-    if paths and not any(
-        written_key(override) == "model.weights" for override in overrides
-    ):
+    if paths and set(chosen) <= {_ANY_FOLDER}:
+        values = _values(paths[0])
+        if any(map(_is_there, values)):
+            names = [_option(value, (), None, base) for value in values]
+            return [f"model={','.join(names)}", *others]
+    if not set(chosen) <= set(options):
+        revision = _value_of("model.revision", overrides)
+        if revision is not None and "," in revision:  # each job of a sweep has its own
+            revision = None
+        names = [_option(value, options, revision, base) for value in chosen]
+        models = [f"model={','.join(names)}"]
+    if paths and "model.weights" not in map(written_key, overrides):
         paths = [*paths, "model.weights=path"]
-    return [*changed, *others, *paths]
+    return [*models, *others, *paths]
 
 
 def _value_of(key: str, overrides: Iterable[str]) -> str | None:
     """Returns the value that overrides give a key at last; None if they do not, or give it null."""
-    values = [
-        override.partition("=")[2].strip("'\"")
-        for override in overrides
-        if written_key(override) == key
-    ]
-    return next((value for value in values[-1:] if value != "null"), None)
+    value = "null"
+    for override in overrides:
+        if written_key(override) == key:
+            _, _, text = override.partition("=")
+            value = text.strip("'\"")
+    return None if value == "null" else value
 
 
 def _of_functions(override: str) -> str:
@@ -105,18 +101,26 @@ def _of_functions(override: str) -> str:
     if written_key(override) != "patch" or ".py:" not in override:
         return override
     value = override.partition("=")[2].strip()
-    parts = [part.strip().strip("'\"") for part in value.strip("[]").split(",")]
+    texts = value.strip("[]").split(",")
+    parts = [text.strip().strip("'\"") for text in texts]
+    options = [[part] for part in parts]
+    if value.startswith("["):
+        options = [parts]
     names = []
-    for functions in [parts] if value.startswith("[") else [[part] for part in parts]:
+    for functions in options:
         node = _keys("function", "patch") | {"functions": functions}
-        names.append(quoted(_registered("patch", "+".join(functions), node)))
+        name = _registered("patch", "+".join(functions), node)
+        names.append(quoted(name))
     return f"patch={','.join(names)}"
 
 
 def own_functions(overrides: Iterable[str]) -> list[str]:
     """Returns the functions of files that overrides name, also those of variants, each with its whole path, once."""
-    named = chain.from_iterable(map(_FUNCTION.findall, overrides))
-    return list(dict.fromkeys(absolute(function.strip()) for function in named))
+    named: dict[str, None] = {}
+    for override in overrides:
+        for function in _FUNCTION.findall(override):
+            named[absolute(function.strip())] = None
+    return list(named)
 
 
 def _values(override: str) -> list[str]:
@@ -139,11 +143,12 @@ def _values(override: str) -> list[str]:
 def _is_there(value: str) -> bool:
     try:
         return bool(value) and Path(value).expanduser().exists()
-    except (
-        OSError,
-        RuntimeError,
-    ):  # longer than a path can be, or below the home of nobody
+    # Longer than a path can be, or below the home of nobody.
+    except (OSError, RuntimeError):
         return False
+
+
+_OF_WEIGHTS = (".safetensors", ".ckpt", ".pt", ".pth", ".bin")
 
 
 def _option(
@@ -160,21 +165,16 @@ def _option(
     if value in options:
         return value
     if FUNCTION.fullmatch(value):
-        return quoted(
-            _registered("model", value, _keys("factory") | {"factory": value})
-        )
+        node = _keys("factory") | {"factory": value}
+        return quoted(_registered("model", value, node))
     if _is_there(value):
         path = whole_path(value)
-        return quoted(_registered("model", str(path), _at_path(path, base)))
+        node = _at_path(path, base)
+        return quoted(_registered("model", str(path), node))
     if _HUB_ID.fullmatch(value) and not value.endswith((".safetensors", ".ckpt")):
-        return quoted(_registered("model", value, _on_hub(value, revision)))
-    if "/" in value or Path(value).suffix in (
-        ".safetensors",
-        ".ckpt",
-        ".pt",
-        ".pth",
-        ".bin",
-    ):
+        node = _on_hub(value, revision)
+        return quoted(_registered("model", value, node))
+    if "/" in value or Path(value).suffix in _OF_WEIGHTS:
         raise UsageError(
             f"model={value}: there is no such file or folder; the named models are {', '.join(options)}"
         )
@@ -205,9 +205,9 @@ def _sampled_as(name: str | None, titles: Sequence[str]) -> dict[str, Any]:
     """
     if name is None:
         return {}
-    return {key: _keys(name)[key] for key in _SAMPLED} | settings_of_author(
-        titles, name
-    )
+    keys = _keys(name)
+    sampled = {key: keys[key] for key in _SAMPLED}
+    return sampled | settings_of_author(titles, name)
 
 
 def _at_path(path: Path, base: str | None) -> dict[str, Any]:
@@ -282,7 +282,9 @@ def _defaults(family: Family, twin: str | None, in_float32: bool) -> dict[str, A
 
 def _keys(option: str, group: str = "model") -> dict[str, Any]:
     """Returns the keys of a packaged option, with their values."""
-    node: Any = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{option}.yaml"))
-    return dict(node.get(group, node)) | {
-        key: node[key] for key in ("defaults",) if key in node
-    }
+    file = CONF / group / f"{option}.yaml"
+    node: Any = OmegaConf.to_container(OmegaConf.load(file))
+    keys = dict(node.get(group, node))
+    if "defaults" in node:
+        keys["defaults"] = node["defaults"]
+    return keys

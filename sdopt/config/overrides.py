@@ -11,6 +11,8 @@ from hydra.errors import HydraException
 
 from sdopt.errors import UsageError, first_line
 
+_LISTS = (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP)
+
 
 def written_key(argument: str) -> str:
     """Returns the key of a word of a command line as it is written, without a `+`; it may be no override at all."""
@@ -28,14 +30,13 @@ def merge_overrides(
         staying: axes such as `memory.vae_tiling` whose keys survive although their group is chosen anew.
     """
     replaced = [key for key in map(key_of, more) if "." not in key]
-
-    def stays(key: str) -> bool:
-        if _within(key, staying) and key not in replaced:
-            return True
-        return not _within(key, replaced)
-
-    kept = [override for override in overrides if stays(key_of(override))]
-    return [*kept, *more]
+    merged = []
+    for override in overrides:
+        key = key_of(override)
+        stays = _within(key, staying) and key not in replaced
+        if stays or not _within(key, replaced):
+            merged.append(override)
+    return [*merged, *more]
 
 
 def _within(key: str, nodes: Collection[str]) -> bool:
@@ -51,13 +52,12 @@ def parsed_override(override: str) -> Override:
     """
     try:
         parsed = OverridesParser.create().parse_override(override)
-        if not parsed.key_or_group:
-            raise UsageError(f"{override}: names no key; write key=value")
-        return parsed
     except HydraException as error:
-        raise UsageError(
-            f"{override or repr('')}: not an override: {first_line(error)}"
-        ) from error
+        text = override or "''"
+        raise UsageError(f"{text}: not an override: {first_line(error)}") from error
+    if not parsed.key_or_group:
+        raise UsageError(f"{override}: names no key; write key=value")
+    return parsed
 
 
 def listed(override: str) -> list[str] | None:
@@ -66,8 +66,9 @@ def listed(override: str) -> list[str] | None:
     Options that a pattern names, as in `precision=glob(*)`, are known to Hydra alone.
     """
     parsed = parsed_override(override)
-    lists = parsed.value_type in (ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP)
-    return [str(value) for value in parsed.sweep_string_iterator()] if lists else None
+    if parsed.value_type not in _LISTS:
+        return None
+    return list(map(str, parsed.sweep_string_iterator()))
 
 
 def key_of(override: str) -> str:
@@ -85,18 +86,25 @@ def asks_dry_run(overrides: Sequence[str]) -> bool:
     Raises:
         UsageError: a text is no override.
     """
-    asking = [override for override in overrides if key_of(override) == "dry_run"]
-    return bool(asking) and asking[-1].partition("=")[2].lower() == "true"
+    asks = False
+    for override in overrides:
+        if key_of(override) == "dry_run":
+            _, _, value = override.partition("=")
+            asks = value.lower() == "true"
+    return asks
 
 
 def names_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separates names of results from overrides of the tracking group. A path that exists is a name, whatever it is."""
-    overrides = [
-        word
-        for word in words
-        if re.match(r"[+~]*tracking(\.\w+)*=", word) and not Path(word).exists()
-    ]
-    return [word for word in words if word not in overrides], overrides
+    names: list[str] = []
+    overrides: list[str] = []
+    for word in words:
+        tracks = re.match(r"[+~]*tracking(\.\w+)*=", word)
+        if tracks and not Path(word).exists():
+            overrides.append(word)
+        else:
+            names.append(word)
+    return names, overrides
 
 
 def group_of(key: str) -> str:

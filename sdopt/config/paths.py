@@ -30,10 +30,13 @@ def config_name_of(command: str) -> str:
 
 def options_of(group: str, config_dir: Path | None = None) -> list[str]:
     """Returns the options of one group, packaged or the user's own."""
-    folders = [CONF, *([config_dir] if config_dir else [])]
+    folders = [CONF]
+    if config_dir:
+        folders.append(config_dir)
     names: set[str] = set()
     for folder in folders:
-        names.update(path.stem for path in (folder / group).glob("*.yaml"))
+        files = (folder / group).glob("*.yaml")
+        names.update(path.stem for path in files)
     return sorted(names)
 
 
@@ -63,9 +66,8 @@ def whole_path(text: str) -> Path:
 
 def read_yaml(path: Path) -> Any:
     """Reads a packaged file with YAML's parser in C: OmegaConf's takes fifty times as long."""
-    return yaml.load(
-        path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    )
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(path.read_text(encoding="utf-8"), loader)
 
 
 @cache

@@ -21,10 +21,12 @@ def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
     reference = result.variant(comparison.reference)
     pairs = flattened(paired(candidate, reference))
     images = [_images(candidate), _images(reference)]
-    data = short_digest(json.dumps([list(map(_times, pairs)), images]).encode())
+    times = [_times(pair) for pair in pairs]
+    data = short_digest(json.dumps([times, images]).encode())
+    names = (candidate.name, reference.name)
     seen: list[str] = []
     for look in result.looks:
-        of_these = (look.candidate, look.reference) == (candidate.name, reference.name)
+        of_these = (look.candidate, look.reference) == names
         if of_these and look.data not in seen:
             seen.append(look.data)
     seen.append(data)
@@ -43,11 +45,16 @@ def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
 
 
 def _times(pair: Pair) -> list[tuple[int, int, list[float]]]:
-    return [(m.replicate, m.session, m.shapes[0].latency_s) for m in pair]
+    times = []
+    for measurement in pair:
+        samples = measurement.shapes[0]
+        times.append((measurement.replicate, measurement.session, samples.latency_s))
+    return times
 
 
 def _rounds(pair: Pair) -> int:
-    return min(len(measurement.shapes[0].deciding_s) for measurement in pair)
+    calls = [measurement.shapes[0].deciding_s for measurement in pair]
+    return min(map(len, calls))
 
 
 def _images(variant: VariantResult) -> list[tuple[int, int]]:

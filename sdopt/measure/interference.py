@@ -5,11 +5,10 @@ A program with more threads than cores makes its own threads wait. So waiting co
 others ran on the cores that the program may use.
 """
 
-import operator
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from sdopt.measure.processes import PROC, started_by, text_of_process
 from sdopt.record.samples import Interference
@@ -26,12 +25,24 @@ _MAJOR_FAULTS = 9
 """Position of major faults in /proc/<pid>/task/<tid>/stat, after the bracket that closes the name (proc(5))."""
 
 
-_Thread = tuple[float, float, int, int]
-"""How long a thread ran and waited, in seconds; its major faults, and how often it was switched out."""
+class _Thread(NamedTuple):
+    """What a thread has had so far."""
 
-_Counts = tuple[Mapping[str, _Thread], float, float, float]
-"""The threads of the process and of all others in its group; the time of all cores that it may use (busy, idle and
-stolen), and how much of that was busy, and stolen."""
+    ran_s: float = 0.0
+    waited_s: float = 0.0
+    major_faults: int = 0
+    switched_out: int = 0
+
+
+class _Counts(NamedTuple):
+    """What a process and the cores that it may use have had so far."""
+
+    threads: dict[str, _Thread]
+    """The threads of the process and of all others in its group, by number."""
+    total_s: float
+    """The time of all cores: busy, idle and stolen."""
+    busy_s: float
+    stolen_s: float
 
 
 class InterferenceMeter:
@@ -42,8 +53,11 @@ class InterferenceMeter:
     """
 
     def __init__(self, pid: int, proc: Path = PROC, cpus: Path = _CPUS) -> None:
-        self._pid, self._proc, self._cpus = pid, proc, cpus
-        self._start, self._before = time.perf_counter(), self._read()
+        self._pid = pid
+        self._proc = proc
+        self._cpus = cpus
+        self._start = time.perf_counter()
+        self._before = self._read()
 
     @property
     def off(self) -> str:
@@ -62,14 +76,18 @@ class InterferenceMeter:
         passed_s = time.perf_counter() - self._start
         if self._before is None or after is None:
             return None
-        earlier, *cores_then = self._before
-        threads, *cores_now = after
-        grown = [
-            map(operator.sub, now, earlier.get(name, (0.0, 0.0, 0, 0)))
-            for name, now in threads.items()
-        ]
-        ran_s, waited_s, major_faults, switched_out = map(sum, zip(*grown, strict=True))
-        total_s, busy_s, stolen_s = map(operator.sub, cores_now, cores_then)
+        before = self._before
+        ran_s = waited_s = 0.0
+        major_faults = switched_out = 0
+        for number, thread in after.threads.items():
+            earlier = before.threads.get(number, _Thread())
+            ran_s += thread.ran_s - earlier.ran_s
+            waited_s += thread.waited_s - earlier.waited_s
+            major_faults += thread.major_faults - earlier.major_faults
+            switched_out += thread.switched_out - earlier.switched_out
+        total_s = after.total_s - before.total_s
+        busy_s = after.busy_s - before.busy_s
+        stolen_s = after.stolen_s - before.stolen_s
         others_s = max(0.0, busy_s - ran_s - own_s)
         lost_s = min(waited_s, others_s)
         return Interference(
@@ -94,23 +112,17 @@ class InterferenceMeter:
             return None
         second = os.sysconf("SC_CLK_TCK")
         seconds = [sum(fields) / second for fields in zip(*ticks, strict=True)]
-        total_s, stolen_s = sum(seconds), seconds[_STOLEN]
+        total_s = sum(seconds)
+        stolen_s = seconds[_STOLEN]
         idle_s = sum(seconds[field] for field in _IDLE)
-        return threads, total_s, total_s - idle_s - stolen_s, stolen_s
+        busy_s = total_s - idle_s - stolen_s
+        return _Counts(threads, total_s, busy_s, stolen_s)
 
     def _cores(self) -> set[int]:
         """Returns the numbers of the cores that the process may use."""
         status = text_of_process(self._proc / str(self._pid) / "status")
-        listed = next(
-            (
-                line
-                for line in status.splitlines()
-                if line.startswith("Cpus_allowed_list:")
-            ),
-            ":",
-        )
         numbers: set[int] = set()
-        for part in filter(None, listed.partition(":")[2].strip().split(",")):
+        for part in filter(None, _value_in(status, "Cpus_allowed_list").split(",")):
             first, _, last = part.partition("-")
             numbers.update(range(int(first), int(last or first) + 1))
         return numbers
@@ -119,18 +131,14 @@ class InterferenceMeter:
         """Returns the present mean frequency of the cores that the process may use; None if it is not known."""
         try:
             cores = self._cores()
-            files = [
-                self._cpus / f"cpu{core}" / "cpufreq" / "scaling_cur_freq"
-                for core in sorted(cores)
-            ]
-            frequencies = [
-                int(file.read_text(encoding="utf-8")) / 1000
-                for file in files
-                if file.is_file()
-            ]
-            frequencies = frequencies or _listed_mhz(
-                (self._proc / "cpuinfo").read_text(encoding="utf-8"), cores
-            )
+            frequencies = []
+            for core in sorted(cores):
+                file = self._cpus / f"cpu{core}" / "cpufreq" / "scaling_cur_freq"
+                if file.is_file():
+                    frequencies.append(int(file.read_text(encoding="utf-8")) / 1000)
+            if not frequencies:
+                cpuinfo = (self._proc / "cpuinfo").read_text(encoding="utf-8")
+                frequencies = _listed_mhz(cpuinfo, cores)
         except (OSError, ValueError):
             return None
         return round(sum(frequencies) / len(frequencies), 1) if frequencies else None
@@ -141,17 +149,26 @@ def _ticks(stat: str, cores: set[int]) -> list[list[int]]:
     of_cores = []
     for line in stat.splitlines():
         name, *fields = line.split()
-        if (
-            name.removeprefix("cpu").isdecimal()
-            and int(name.removeprefix("cpu")) in cores
-            and len(fields) >= _TICKS
-        ):
+        core = name.removeprefix("cpu")
+        if not core.isdecimal() or int(core) not in cores:
+            continue
+        if len(fields) >= _TICKS:
             of_cores.append([int(field) for field in fields[:_TICKS]])
     return of_cores
 
 
+def _value_in(status: str, name: str) -> str:
+    """Returns a value in /proc/<pid>/status; "" if it is not there."""
+    for line in status.splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return value.strip()
+    return ""
+
+
 def _listed_mhz(cpuinfo: str, cores: set[int]) -> list[float]:
-    frequencies, core = [], -1
+    frequencies = []
+    core = -1
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "processor":
@@ -177,12 +194,11 @@ def _thread(task: Path) -> _Thread | None:
         ran, waited = (task / "schedstat").read_text(encoding="utf-8").split()[:2]
         fields = text_of_process(task / "stat").rpartition(")")[2].split()
         status = text_of_process(task / "status")
+        return _Thread(
+            ran_s=int(ran) / 1e9,
+            waited_s=int(waited) / 1e9,
+            major_faults=int(fields[_MAJOR_FAULTS]),
+            switched_out=int(_value_in(status, "nonvoluntary_ctxt_switches")),
+        )
     except (OSError, ValueError):
         return None
-    switched = next(
-        line
-        for line in status.splitlines()
-        if line.startswith("nonvoluntary_ctxt_switches:")
-    )
-    faults, times = int(fields[_MAJOR_FAULTS]), int(switched.split()[1])
-    return int(ran) / 1e9, int(waited) / 1e9, faults, times

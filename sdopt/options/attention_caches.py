@@ -30,7 +30,8 @@ class Layers(Watching):
 
     def _forget(self) -> None:
         self._kept: dict[Place, Any] = {}
-        self._samples, self._steps = 0, 0
+        self._samples = 0
+        self._steps = 0
 
     def _predict(self, given: Given) -> Any:
         self._step, self._branch = self._at.next()
@@ -38,7 +39,9 @@ class Layers(Watching):
         if samples != self._samples:  # a callback may leave out a part of the batch
             self._forget()
             self._samples = samples
-        self._steps = int(self._pipe.num_timesteps) if self._on else 0
+        self._steps = 0
+        if self._on:
+            self._steps = int(self._pipe.num_timesteps)
         self._begin_call()
         prediction = self._whole(given)
         self._count_call()
@@ -58,7 +61,8 @@ class Layers(Watching):
 class _Layer(Watched):
     """The forward of an attention layer, which its watcher calls or leaves out."""
 
-    several, dtype = False, torch.float32
+    several = False
+    dtype = torch.float32
 
     def __init__(self, watcher: Layers, layer: nn.Module) -> None:
         super().__init__(watcher, layer)
@@ -77,8 +81,7 @@ class Broadcasts(Layers):
     """
 
     def __init__(self, pipe: Pipeline, denoiser: Any, chosen: Any) -> None:
-        self._every = {False: chosen.spatial, True: chosen.cross}
-        self._start, self._stop = chosen.start, chosen.stop
+        self._chosen = chosen
         super().__init__(pipe, denoiser)
 
     def begin(self) -> None:
@@ -91,9 +94,8 @@ class Broadcasts(Layers):
         self._reused_before = self.reused.total()
 
     def _count_call(self) -> None:
-        self.calls[
-            "part" if self.reused.total() > self._reused_before else "whole"
-        ] += 1
+        reuses = self.reused.total() > self._reused_before
+        self.calls["part" if reuses else "whole"] += 1
 
     def run(self, layer: _Layer, given: Given) -> Any:
         """Runs a layer and keeps its output, or returns the one that it kept."""
@@ -108,11 +110,13 @@ class Broadcasts(Layers):
         return output
 
     def _reuses(self, cross: bool) -> bool:
-        every = self._every[cross]
+        every = self._chosen.cross if cross else self._chosen.spatial
         if every is None or not self._steps:
             return False
-        within: bool = self._start < self._step / self._steps < self._stop
-        return within and self._step % every != 0
+        done = self._step / self._steps
+        if not self._chosen.start < done < self._chosen.stop:
+            return False
+        return bool(self._step % every)
 
 
 class Expansions(Layers):
@@ -124,47 +128,51 @@ class Expansions(Layers):
     """
 
     def __init__(self, pipe: Pipeline, denoiser: Any, chosen: Any) -> None:
-        self._chosen, self._runs = chosen, True
+        self._chosen = chosen
+        self._runs = True
         super().__init__(pipe, denoiser)
 
     def _begin_call(self) -> None:
-        has_outputs = any(branch == self._branch for _, branch in self._kept)
-        skips = (
-            has_outputs
-            and self._step < self._steps
-            and not self._chosen.runs(self._steps)[self._step]
-        )
-        self._runs = not skips
+        self._runs = True
+        branches = {branch for _, branch in self._kept}
+        if self._branch in branches and self._step < self._steps:
+            runs = self._chosen.runs(self._steps)
+            self._runs = runs[self._step]
 
     def _count_call(self) -> None:
         self.calls["whole" if self._runs else "expanded"] += 1
 
     def run(self, layer: _Layer, given: Given) -> Any:
         """Runs a layer and notes how its output changes, or returns what that makes of it."""
-        place = layer, self._branch
+        place = (layer, self._branch)
         if not self._runs:
             since, factors = self._kept[place]
-            expanded = tuple(
-                _series(orders, self._step - since).to(layer.dtype)
-                for orders in factors
-            )
-            return expanded if layer.several else expanded[0]
+            expanded = []
+            for orders in factors:
+                output = _series(orders, self._step - since)
+                expanded.append(output.to(layer.dtype))
+            if layer.several:
+                return tuple(expanded)
+            return expanded[0]
         output = layer.forward(*given.args, **given.others)
         if self._on:
             layer.several = isinstance(output, tuple)
-            outputs = output if layer.several else (output,)
+            outputs = output if layer.several else [output]
             layer.dtype = outputs[0].dtype
-            self._kept[place] = self._step, self._factors(place, outputs)
+            self._kept[place] = (self._step, self._factors(place, outputs))
         return output
 
     def _factors(self, place: Place, outputs: Sequence[Tensor]) -> list[list[Tensor]]:
         """Returns for each output of a layer itself, and its differences up to the chosen order."""
-        since, before = self._kept.get(place, (0, [[] for _ in outputs]))
+        nothing: list[list[Tensor]] = [[] for _ in outputs]
+        since, before = self._kept.get(place, (0, nothing))
         factors = []
         for output, earlier in zip(outputs, before, strict=True):
-            orders = [output.float()]
+            difference = output.float()
+            orders = [difference]
             for factor in earlier[: self._chosen.order]:
-                orders.append((orders[-1] - factor) / (self._step - since))
+                difference = (difference - factor) / (self._step - since)
+                orders.append(difference)
             factors.append(orders)
         return factors
 
@@ -173,5 +181,6 @@ def _series(factors: Sequence[Tensor], ahead: int) -> Tensor:
     """Returns a Taylor series from its differences, so many steps ahead."""
     total = torch.zeros_like(factors[0])
     for order, factor in enumerate(factors):
-        total = total + factor * (ahead**order / math.factorial(order))
+        weight = ahead**order / math.factorial(order)
+        total = total + factor * weight
     return total

@@ -59,7 +59,7 @@ from sdopt.pipelines.parts import (
     denoiser_of,
     unwrapped,
 )
-from sdopt.schema import EveryNth, Factor, PositiveShare, Seed, Share
+from sdopt.schema import EveryNth, Factor, PositiveShare, Seed, Share, ShareBelowOne
 
 if TYPE_CHECKING:
     from sdopt.options.skipping import Skipping
@@ -429,7 +429,7 @@ class PyramidAttention(Caching):
     """Self-attention is computed once per this number of steps; null computes it on every step."""
     cross: EveryNth | None = 4
     """Cross-attention to the text is computed once per this number of steps; null computes it on every step."""
-    start: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    start: ShareBelowOne = 0.2
     """Share of the steps, at the start, that compute all attention."""
     stop: PositiveShare = 0.9
     """Share of the steps after which all attention is computed again, until the end."""
@@ -676,7 +676,7 @@ class GuidanceInterval(Caching):
     batch_sizes = 2
     idle = "all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"
 
-    start: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    start: ShareBelowOne = 0.1
     """Share of the steps before guidance begins."""
     stop: PositiveShare = 0.8
     """Share of the steps at which guidance ends."""

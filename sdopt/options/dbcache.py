@@ -15,7 +15,7 @@ from sdopt.options.declarations import Extra
 from sdopt.options.transformer import Given, Watching, guidance_of_call
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_of
-from sdopt.schema import Fraction
+from sdopt.schema import Fraction, UpTo1000
 
 _TOGETHER = "cache-dit decides for all images of a batch at once, so that each would depend on the others"
 
@@ -35,15 +35,15 @@ class DualBlockCache(Caching):
     fixed_batch = True
     idle = "all of {steps} steps are among the first caching.warmup={self.warmup}"
 
-    first_blocks: Annotated[int, Field(ge=1, le=1000)] = 1
+    first_blocks: UpTo1000 = 1
     """Number of blocks at the start that run in each step, and by which the others are skipped (F)."""
     last_blocks: Annotated[int, Field(ge=0, le=1000)] = 0
     """Number of blocks at the end that run in each step (B)."""
     threshold: Fraction = 0.08
     """The change of what the first blocks add, relative to its mean, from which the others run again."""
-    warmup: Annotated[int, Field(ge=1, le=1000)] = 8
+    warmup: UpTo1000 = 8
     """Number of steps at the start that skip nothing."""
-    most: Annotated[int, Field(ge=1, le=1000)] | None = None
+    most: UpTo1000 | None = None
     """The most steps in a row that skip blocks; null sets no limit."""
     order: Annotated[int, Field(ge=1, le=5)] | None = None
     """Order of a Taylor series that extrapolates what the skipped blocks would add; null adds what they added last."""

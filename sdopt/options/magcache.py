@@ -15,7 +15,7 @@ from sdopt.options.assumptions import one_call_a_step, own_blocks
 from sdopt.options.caching import Caching, on_transformer
 from sdopt.pipelines.loading import LoadedModel, family_of
 from sdopt.pipelines.parts import STEPS, Pipeline, denoiser_of
-from sdopt.schema import Model
+from sdopt.schema import Model, ShareBelowOne, UpTo1000
 from sdopt.text_files import read_text
 
 FOLDER = Path(__file__).parent / "magcache_ratios"
@@ -96,9 +96,9 @@ class MagCache(Caching):
     threshold: Annotated[float, Field(gt=0, le=10)] = 0.06
     """The error, added up since the blocks ran, up to which they are skipped: how far the product of the ratios since
     then is from 1."""
-    max_skip_steps: Annotated[int, Field(ge=1, le=1000)] = 3
+    max_skip_steps: UpTo1000 = 3
     """The most steps in a row that skip them."""
-    retention_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    retention_ratio: ShareBelowOne = 0.2
     """Share of the steps, at the start, that skip nothing."""
     measure: bool = False
     """Whether to run all blocks and measure the ratios: `sdopt calibrate --magnitudes` sets it."""

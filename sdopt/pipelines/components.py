@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sdopt.errors import UsageError, one_line
 from sdopt.pipelines.catalog import (
@@ -81,9 +81,9 @@ def _network_problems(folder: Path, _state: tuple[int, ...]) -> tuple[str, ...]:
     try:
         class_name = network_config(folder)["_class_name"]
         Header.of(folder / NETWORK_WEIGHTS, "")
-        found = _laid_out(getattr(diffusers, class_name), folder, None)
+        network, misfits = _laid_out(getattr(diffusers, class_name), folder, None)
         return (
-            *_differing("vae", NETWORK_WEIGHTS, *found),
+            *_differing("vae", NETWORK_WEIGHTS, network, misfits),
             *wrong_numbers(folder / NETWORK_WEIGHTS),
         )
     except UsageError as error:
@@ -206,14 +206,13 @@ def _of_part(
             if read_json(folder / name / "config.json").get("quantization_config"):
                 yield f"{name}/ is quantized, as its config.json says; give the model in float32, float16 or bfloat16"
                 return
-            variant = (
-                model.variant
-                if model.variant in variants_of(folder / name, library)
-                else None
-            )
-            parts[name], *differences = _laid_out(cls, folder / name, variant)
+            variant = None
+            if model.variant in variants_of(folder / name, library):
+                variant = model.variant
+            network, misfits = _laid_out(cls, folder / name, variant)
+            parts[name] = network
             where = f"{name}/{files[0].name}" if len(files) == 1 else f"{name}/"
-            yield from _differing(name, where, parts[name], *differences)
+            yield from _differing(name, where, network, misfits)
             for file in files:
                 yield from wrong_numbers(file, f"{name}/{file.name}")
     except UsageError as error:
@@ -222,13 +221,22 @@ def _of_part(
         yield f"{name}/: {_unmade(class_name, error)}"
 
 
+class _Misfits(NamedTuple):
+    """How the tensors of a file differ from those of a network."""
+
+    missing: Collection[str]
+    """Names of tensors that the file lacks."""
+    unknown: Collection[str]
+    """Names of tensors that the network does not have."""
+    misshapen: Collection[tuple[str, Sequence[int], Sequence[int]]]
+    """Name, shape in the file, and shape in the network."""
+
+
 def _differing(
     part: str,
     where: str,
     network: Any,
-    missing: Collection[str],
-    unknown: Collection[str],
-    misshapen: Collection[tuple[str, Sequence[int], Sequence[int]]],
+    misfits: _Misfits,
     way: str = "fetch or save the model again",
 ) -> Iterator[str]:
     """Yields how the tensors of a file differ from those of a network, under the names that the library gives them.
@@ -239,12 +247,11 @@ def _differing(
         part: the network's name in the pipeline.
         where: the file.
         network: the network.
-        missing: tensors that the file lacks.
-        unknown: tensors that the network does not have.
-        misshapen: name, the shape in the file, and the shape in the network.
+        misfits: the tensors that differ.
         way: what to do if tensors are missing.
     """
     class_name = type(network).__name__
+    missing, unknown, misshapen = misfits
     if len(missing) >= len(network.state_dict()):
         yield f"{where}: holds weights of another network: none of their names belongs to {class_name}"
         return
@@ -272,12 +279,8 @@ def _listed(names: Collection[str]) -> str:
     )
 
 
-def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, ...]:
-    """Loads a network onto the meta device, as its library loads it but without values.
-
-    Returns:
-        the network; and the tensors that are missing, unknown and of other shapes, as `_differing` takes them.
-    """
+def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, _Misfits]:
+    """Loads a network onto the meta device, as its library loads it but without values."""
     with quiet():
         network, info = cls.from_pretrained(
             folder,
@@ -291,7 +294,7 @@ def _laid_out(cls: Any, folder: Path, variant: str | None) -> tuple[Any, ...]:
     misshapen = info["mismatched_keys"]
     # Of each tensor of another shape, transformers reports as missing what it would have filled in.
     missing = {*info["missing_keys"]} - {key for key, _, _ in misshapen}
-    return network, missing, info["unexpected_keys"], misshapen
+    return network, _Misfits(missing, info["unexpected_keys"], misshapen)
 
 
 def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
@@ -331,17 +334,20 @@ def _problems_in_file(file: Path, folder: Path) -> Iterator[str]:
             ):
                 yield f"{file.name}: {_OLDER_NAMES}"
                 continue
+            misshapen = []
+            for key in needed.keys() & stored.keys():
+                if stored[key] != needed[key]:
+                    misshapen.append((key, stored[key], needed[key]))
+            misfits = _Misfits(
+                needed.keys() - stored.keys(),
+                {*(stored.keys() - needed.keys()), *unread},
+                misshapen,
+            )
             yield from _differing(
                 name,
                 file.name,
                 network,
-                needed.keys() - stored.keys(),
-                {*(stored.keys() - needed.keys()), *unread},
-                [
-                    (key, stored[key], needed[key])
-                    for key in needed.keys() & stored.keys()
-                    if stored[key] != needed[key]
-                ],
+                misfits,
                 "fetch the model again; one that was made with fewer layers, as SSD-1B, is read from its folder",
             )
     yield from wrong_numbers(file)

@@ -20,7 +20,10 @@ FUNCTION = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
 def absolute(function: str) -> str:
     """Returns a function with the whole path of its file, which a worker finds from any folder."""
     match = FUNCTION.fullmatch(function)
-    return f"{Path(match[1]).expanduser().absolute()}:{match[2]}" if match else function
+    if match is None:
+        return function
+    path, name = match.groups()
+    return f"{Path(path).expanduser().absolute()}:{name}"
 
 
 def defined(function: str, key: str) -> tuple[Path, str]:
@@ -32,13 +35,13 @@ def defined(function: str, key: str) -> tuple[Path, str]:
     match = FUNCTION.fullmatch(function)
     if match is None:
         raise UsageError(f"{key}={function}: must be file.py:function")
-    file, name = Path(match[1]).expanduser().absolute(), match[2]
+    path, name = match.groups()
+    file = Path(path).expanduser().absolute()
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
-        raise UsageError(
-            f"{key}={function}: {file} cannot be read ({with_type(error)})"
-        ) from error
+        wrong = f"{file} cannot be read ({with_type(error)})"
+        raise UsageError(f"{key}={function}: {wrong}") from error
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     if name not in functions:
         raise UsageError(f"{key}={function}: {file} defines no function {name}")
@@ -56,11 +59,11 @@ def loaded(function: str, key: str) -> Callable[..., Any]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = (
-        module  # where dataclasses look up types that are written as text
-    )
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))
+    # Where dataclasses look up types that are written as text.
+    sys.modules[module.__name__] = module
+    folder = str(file.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
     spec.loader.exec_module(module)
     target: Callable[..., Any] = getattr(module, name)
     return target

@@ -34,6 +34,11 @@ _READ = ("float8_e4m3fn", "float8_e4m3fn_rowwise", "float8_e5m2")
 _HARMLESS = ("format", "full_precision_matrix_mult", "orig_dtype")
 """What may be said of a format without changing the weights. Others, such as `convrot`, turn them first."""
 
+_Format = dict[str, Any]
+"""What a file says of how a layer is stored; `_UNREADABLE` if that is no object."""
+
+_Scales = Mapping[str, str]
+"""The name of the scale of each weight that has one."""
 
 _IN_HEADER = "_quantization_metadata"
 
@@ -43,20 +48,20 @@ UNREAD = "what its header names"
 _UNREADABLE = {"format": "unreadable"}
 
 
-def formats_in(file: Path, header: Header) -> dict[str, dict[str, Any]]:
+def formats_in(file: Path, header: Header) -> dict[str, _Format]:
     """Returns how a file says that its layers are stored, by their names in it.
 
     ComfyUI writes so into tensors beside the weights, and makers of models into the header.
     """
     from safetensors import safe_open
 
-    formats: dict[str, dict[str, Any]] = {}
+    formats: dict[str, _Format] = {}
     if said := header.metadata.get(_IN_HEADER):
         layers = _object_in(said).get("layers")
         if not isinstance(layers, dict):
             layers = {UNREAD: None}
         for layer, described in layers.items():
-            formats[layer] = described if isinstance(described, dict) else _UNREADABLE
+            formats[layer] = _as_object(described)
     named = [name for name in header.shapes if name.endswith(_FORMAT)]
     if not named:
         return formats
@@ -67,17 +72,21 @@ def formats_in(file: Path, header: Header) -> dict[str, dict[str, Any]]:
     return formats
 
 
-def _object_in(text: str | bytes) -> dict[str, Any]:
-    """Returns the object of a JSON text; what cannot be read says so as its format, and is refused by that."""
+def _object_in(text: str | bytes) -> _Format:
     try:
-        said = json.loads(text)
+        return _as_object(json.loads(text))
     except ValueError:
-        said = None
+        return _UNREADABLE
+
+
+def _as_object(said: Any) -> _Format:
+    """Returns an object of JSON; what cannot be read says so as its format, and is refused by that."""
     return said if isinstance(said, dict) else _UNREADABLE
 
 
 def scales_of(
-    header: Header, formats: Mapping[str, Mapping[str, Any]]
+    header: Header,
+    formats: Mapping[str, _Format],
 ) -> tuple[dict[str, str], list[str]]:
     """Returns the name of the scale of each scaled weight of a network, and what cannot be read, one line at most.
 
@@ -88,17 +97,16 @@ def scales_of(
         header: of the network's tensors.
         formats: how the file says that some of its layers are stored.
     """
-    scales: dict[str, str] = {}
     if line := header.other_format:
         return {}, [f"{line}: {_WAY}"]
+    scales: dict[str, str] = {}
     for name in header.shapes:
         for end in _SCALE:
             if name.endswith(end):
                 scales[f"{name.removesuffix(end)}.weight"] = name
-    beside = frozenset(filter(is_beside, header.shapes))
-    marked = bool(scales or formats) or any(map(_is_marker, beside))
-    wrong = (_unknown(formats) or _unread(header, scales, beside, marked)) or _unfit(
-        header, scales
+    marked = bool(scales or formats) or any(map(_is_marker, header.shapes))
+    wrong = (
+        _unknown(formats) or _unread(header, scales, marked) or _unfit(header, scales)
     )
     return scales, wrong
 
@@ -112,27 +120,28 @@ def _is_marker(name: str) -> bool:
     return name.rpartition(".")[2] == MARKER
 
 
-def _unknown(formats: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _unknown(formats: Mapping[str, _Format]) -> list[str]:
     """Returns which layer is stored in a way that is not read."""
     for layer, said in formats.items():
-        further = [key for key, value in said.items() if value and key not in _HARMLESS]
-        if said.get("format") in _READ and not further:
-            continue
-        what = " with ".join([str(said.get("format")), *further])
-        return [
-            f"says that {layer} is stored as {what}, which sdopt does not read: {_WAY}"
-        ]
+        words = [str(said.get("format"))]
+        for key, value in said.items():
+            if value and key not in _HARMLESS:
+                words.append(key)
+        if words[0] not in _READ or len(words) > 1:
+            what = " with ".join(words)
+            return [
+                f"says that {layer} is stored as {what}, which sdopt does not read: {_WAY}"
+            ]
     return []
 
 
-def _unread(
-    header: Header, scales: Mapping[str, str], beside: frozenset[str], marked: bool
-) -> list[str]:
+def _unread(header: Header, scales: _Scales, marked: bool) -> list[str]:
     """Returns which matrix cannot be read by its type, or lacks its scale in a file that speaks of scales."""
     for name, kind in header.types.items():
-        if name in beside or len(header.shapes[name]) < 2:
+        if is_beside(name) or len(header.shapes[name]) < 2:
             continue
-        if kind not in (*_FLOATS, *_FLOAT8) and not name.endswith("position_ids"):
+        is_number = kind in (*_FLOATS, *_FLOAT8)
+        if not is_number and not name.endswith("position_ids"):
             return [
                 f"holds {name} in {kind}, which means nothing without its scales: {_WAY}"
             ]
@@ -143,17 +152,20 @@ def _unread(
     return []
 
 
-def _unfit(header: Header, scales: Mapping[str, str]) -> list[str]:
+def _unfit(header: Header, scales: _Scales) -> list[str]:
     """Returns which scale belongs to no weight, or to blocks of one."""
     for weight, scale in scales.items():
-        shape = header.shapes.get(weight)
-        if shape is None:
+        kind = header.types[scale]
+        shape = header.shapes[scale]
+        weight_shape = header.shapes.get(weight)
+        if weight_shape is None:
             return [f"holds {scale}, and no {weight}"]
-        own = header.shapes[scale]
-        by_rows = own[:1] == shape[:1] and all(size == 1 for size in own[1:])
-        single = all(size == 1 for size in own)
-        if header.types[scale] not in _FLOATS or not (single or by_rows):
-            what = f"{scale} of shape {own} in {header.types[scale]}"
+        rows, *rest = (*shape, 1)
+        single = rows == 1
+        by_rows = shape[:1] == weight_shape[:1]
+        blocks = any(size != 1 for size in rest)
+        if kind not in _FLOATS or blocks or not (single or by_rows):
+            what = f"{scale} of shape {shape} in {kind}"
             return [f"holds {what}, as scales of blocks or columns have: {_WAY}"]
     return []
 
@@ -162,7 +174,8 @@ _WAY = "give the model in 16 bits, in float8, or as GGUF"
 
 
 def multiplied(
-    tensors: Mapping[str, torch.Tensor], scales: Mapping[str, str]
+    tensors: Mapping[str, torch.Tensor],
+    scales: _Scales,
 ) -> dict[str, torch.Tensor]:
     """Returns the weights alone: those with a scale times it, in float32, so that they are rounded once."""
     import torch
@@ -171,14 +184,12 @@ def multiplied(
     for name, tensor in tensors.items():
         if is_beside(name):
             continue
+        weights[name] = tensor
         if name in scales:
             scale = tensors[scales[name]].to(torch.float32)
-            rows = (
-                scale.reshape(-1, *[1] * (tensor.ndim - 1))
-                if scale.numel() > 1
-                else scale.reshape(())
-            )
-            weights[name] = tensor.to(torch.float32) * rows
-        else:
-            weights[name] = tensor
+            shape: list[int] = []
+            if scale.numel() > 1:
+                rest = [1] * (tensor.ndim - 1)
+                shape = [-1, *rest]
+            weights[name] = tensor.to(torch.float32) * scale.reshape(shape)
     return weights

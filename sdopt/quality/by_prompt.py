@@ -9,7 +9,8 @@ from sdopt.record.scores import Score
 
 
 def by_prompt(
-    prompts: Sequence[int], values: Sequence[float | None] | np.ndarray
+    prompts: Sequence[int],
+    values: Sequence[float | None] | np.ndarray,
 ) -> Score:
     """Returns the mean of a value of each image over the images of each prompt, their largest, and the mean of all.
 
@@ -17,15 +18,15 @@ def by_prompt(
     """
     of_prompts: dict[int, list[float]] = {}
     for prompt, value in zip(prompts, values, strict=True):
-        of_prompts.setdefault(prompt, []).append(
-            math.nan if value is None else float(value)
-        )
+        of_prompt = of_prompts.setdefault(prompt, [])
+        of_prompt.append(math.nan if value is None else float(value))
     means: list[float] = []
     largest: list[float | None] = []
+    several = False
     for _, of_prompt in sorted(of_prompts.items()):
         means.append(float(np.mean(of_prompt)))
         largest.append(finite(float(np.max(of_prompt))))
-    several = any(len(of_prompt) > 1 for of_prompt in of_prompts.values())
+        several |= len(of_prompt) > 1
     return Score(
         estimate=finite(float(np.mean(means))),
         per_prompt=[finite(mean) for mean in means],

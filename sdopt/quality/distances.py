@@ -29,25 +29,32 @@ def fid(features: Tensor, reference: ReferenceSet) -> float:
     Returns:
         NaN if a feature is not finite, or a set has no covariance.
     """
-    both = features.double(), reference.values.double()
-    if not all(len(each) > 1 and each.isfinite().all() for each in both):
-        return math.nan
+    x = features.double()
+    y = reference.values.double()
+    for values in (x, y):
+        if len(values) < 2 or not values.isfinite().all():
+            return math.nan
+    apart = x.mean(dim=0) - y.mean(dim=0)
+    root_x = _root_of_covariance(x)
+    root_y = _root_of_covariance(y)
+    shared = torch.linalg.svdvals(root_x @ root_y.T)
+    distance = apart.square().sum()
+    distance += root_x.square().sum()
+    distance += root_y.square().sum()
+    distance -= 2 * shared.sum()
+    return float(distance)
 
-    def root(values: Tensor) -> Tensor:
-        """Returns a root of the covariance."""
-        centred = (values - values.mean(dim=0)) / math.sqrt(len(values) - 1)
-        triangle: Tensor = torch.linalg.qr(centred, mode="r").R
-        return triangle
 
-    x, y = map(root, both)
-    apart = (both[0].mean(dim=0) - both[1].mean(dim=0)).square().sum()
-    return float(
-        apart
-        + x.square().sum()
-        + y.square().sum()
-        - 2 * torch.linalg.svdvals(x @ y.T).sum()
-    )
+def _root_of_covariance(values: Tensor) -> Tensor:
+    """Returns a triangular factor R of a covariance RᵀR, (min(n, d), d) for values (n, d)."""
+    centred = values - values.mean(dim=0)
+    scaled = centred / math.sqrt(len(values) - 1)
+    triangle: Tensor = torch.linalg.qr(scaled, mode="r").R
+    return triangle
 
+
+Groups = Sequence[Hashable]
+"""The group of each image: in sdopt, its prompt."""
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 """A kernel function: maps features (n, d) and (m, d) to (n, m), float64."""
@@ -55,17 +62,22 @@ Kernel = Callable[[Tensor, Tensor], Tensor]
 
 def polynomial(x: Tensor, y: Tensor) -> Tensor:
     """Returns (x·y / d + 1)³, the kernel of the KID."""
-    return (x @ y.T / x.shape[1] + 1) ** 3
+    dimensions = x.shape[1]
+    products = x @ y.T / dimensions
+    return (products + 1) ** 3
+
+
+_SIGMA = 10.0
 
 
 def gaussian(x: Tensor, y: Tensor) -> Tensor:
     """Returns exp(−|x − y|² / 2σ²) of features scaled to unit norm, with σ = 10: the kernel of CMMD."""
-    x, y = nn.functional.normalize(x, dim=1), nn.functional.normalize(y, dim=1)
+    x = nn.functional.normalize(x, dim=1)
+    y = nn.functional.normalize(y, dim=1)
     # |x − y|² = 2 − 2 x·y loses no precision here: with σ = 10 the kernel is nearly linear.
-    return ((x @ y.T - 1) / _SIGMA**2).exp()
+    exponents = (x @ y.T - 1) / _SIGMA**2
+    return exponents.exp()
 
-
-_SIGMA = 10.0
 
 _ROWS = 2048
 """Rows of a kernel matrix that are in memory at a time."""
@@ -91,22 +103,30 @@ class SquaredMMD:
         kernel: Kernel,
         scale: float,
         reference: Tensor,
-        groups: Sequence[Hashable] | None = None,
+        groups: Groups | None = None,
     ) -> None:
-        self._kernel, self._scale = kernel, scale
+        self._kernel = kernel
+        self._scale = scale
         self._reference = reference.double()
         self._paired = groups is not None
-        self._index = _indexed([0] * len(reference) if groups is None else groups)
-        self._own_of_reference = self._own(self._reference, self._index)
+        if groups is None:
+            groups = [0] * len(reference)
+        self._index = _indexed(groups)
+        self._within_reference = self._within(self._reference, self._index)
+        if self._paired:
+            self._within_reference = _off_diagonal(self._within_reference)
 
     def __call__(self, features: Tensor) -> float:
         """Returns the distance of features (n, d), n ≥ 2, to a reference without groups; NaN if one is not finite."""
-        return self.leave_one_out(features, [0] * len(features))[0]
+        distance, _ = self.leave_one_out(features, [0] * len(features))
+        return distance
 
     def leave_one_out(
-        self, features: Tensor, groups: Sequence[Hashable]
+        self,
+        features: Tensor,
+        groups: Groups,
     ) -> tuple[float, list[float]]:
-        """Returns the distance with all groups, and without each in sorted order (in sdopt, a group is a prompt).
+        """Returns the distance with all groups, and without each in sorted order.
 
         It is not finite where no two images are left to compare.
 
@@ -114,56 +134,69 @@ class SquaredMMD:
             features: (n, d)
             groups: the group of each image; if the reference has groups, the same ones.
         """
-        features, index = features.double(), _indexed(groups)
-        within, across = (
-            self._own(features, index),
-            self._sums(features, index, self._reference, self._index),
-        )
-        reference = self._own_of_reference
+        features = features.double()
+        index = _indexed(groups)
+        reference = self._within_reference
+        within = self._within(features, index)
+        across = self._sums(features, index, self._reference, self._index)
         if self._paired:
-            within, across, reference = (
-                _off_diagonal(pairs) for pairs in (within, across, reference)
-            )
-        total = within.sum((1, 2)), across.sum((1, 2)), reference.sum((1, 2))
+            within = _off_diagonal(within)
+            across = _off_diagonal(across)
+        all_within = within.sum((1, 2))
+        all_across = across.sum((1, 2))
+        all_reference = reference.sum((1, 2))
+        whole = self._estimate(all_within, all_across, all_reference)
         if self._paired:
-            rest = _without(within), _without(across), _without(reference)
+            rest_across = _without(across)
+            rest_reference = _without(reference)
         else:
-            rest = (
-                _without(within),
-                total[1][:, None] - across.sum(2),
-                total[2][:, None],
-            )
-        return float(self._estimate(*total)), self._estimate(*rest).tolist()
+            rest_across = all_across[:, None] - across.sum(2)
+            rest_reference = all_reference[:, None]
+        rest = self._estimate(_without(within), rest_across, rest_reference)
+        return float(whole), rest.tolist()
 
     def _estimate(self, within: Tensor, across: Tensor, reference: Tensor) -> Tensor:
         """Combines sums and numbers of pairs, (2, …) each."""
-        x, xy, y = (sums[0] / sums[1] for sums in (within, across, reference))
+        x = within[0] / within[1]
+        xy = across[0] / across[1]
+        y = reference[0] / reference[1]
         return self._scale * (x + y - 2 * xy)
 
-    def _own(self, x: Tensor, index: Tensor) -> Tensor:
+    def _within(self, x: Tensor, index: Tensor) -> Tensor:
         """Returns `_sums` of one set with itself, but for each image with itself."""
-        itself = torch.cat([self._kernel(image, image)[0] for image in x[:, None]])
-        of_itself = torch.stack([torch.bincount(index, itself), torch.bincount(index)])
-        return self._sums(x, index, x, index) - torch.diag_embed(of_itself)
+        itself = [self._kernel(image, image)[0] for image in x[:, None]]
+        sums = torch.bincount(index, torch.cat(itself))
+        counts = torch.bincount(index)
+        of_itself = torch.diag_embed(torch.stack([sums, counts]))
+        return self._sums(x, index, x, index) - of_itself
 
-    def _sums(self, x: Tensor, of_x: Tensor, y: Tensor, of_y: Tensor) -> Tensor:
+    def _sums(
+        self,
+        x: Tensor,
+        of_x: Tensor,
+        y: Tensor,
+        of_y: Tensor,
+    ) -> Tensor:
         """Sums k(xᵢ, yⱼ) over i of each group of x and j of each group of y, and counts the pairs.
 
         Returns:
             float64 (2, groups of x, groups of y): the sums, and the numbers of pairs.
         """
         columns = nn.functional.one_hot(of_y).double()
-        sums = torch.zeros(int(of_x.max()) + 1, columns.shape[1], dtype=torch.double)
+        sizes_x = torch.bincount(of_x)
+        sizes_y = torch.bincount(of_y)
+        counts = torch.outer(sizes_x, sizes_y).double()
+        sums = torch.zeros_like(counts)
         for start in range(0, len(x), _ROWS):
             rows = slice(start, start + _ROWS)
-            sums.index_add_(0, of_x[rows], self._kernel(x[rows], y) @ columns)
-        return torch.stack(
-            [sums, torch.outer(torch.bincount(of_x), torch.bincount(of_y)).double()]
-        )
+            by_column = self._kernel(x[rows], y) @ columns
+            sums.index_add_(0, of_x[rows], by_column)
+        return torch.stack([sums, counts])
 
 
 def kid(
-    reference: ReferenceSet, groups: Sequence[Hashable] | None = None
+    reference: ReferenceSet,
+    groups: Groups | None = None,
 ) -> SquaredMMD:
     """Returns the Kernel Inception Distance (Bińkowski et al. 2018) to a reference set, over its features.
 
@@ -173,7 +206,8 @@ def kid(
 
 
 def cmmd(
-    reference: ReferenceSet, groups: Sequence[Hashable] | None = None
+    reference: ReferenceSet,
+    groups: Groups | None = None,
 ) -> SquaredMMD:
     """Returns CMMD (Jayasumana et al. 2024): 1000 × squared MMD, Gaussian kernel with σ = 10, features of unit norm.
 
@@ -190,14 +224,13 @@ def _off_diagonal(pairs: Tensor) -> Tensor:
 
 def _without(pairs: Tensor) -> Tensor:
     """Returns the sums of square matrices without the row and the column of each index."""
-    return (
-        pairs.sum((1, 2))[:, None]
-        - pairs.sum(1)
-        - pairs.sum(2)
-        + pairs.diagonal(dim1=1, dim2=2)
-    )
+    rest = pairs.sum((1, 2))[:, None]
+    rest = rest - pairs.sum(1)
+    rest = rest - pairs.sum(2)
+    return rest + pairs.diagonal(dim1=1, dim2=2)
 
 
-def _indexed(groups: Sequence[Hashable]) -> Tensor:
+def _indexed(groups: Groups) -> Tensor:
     """Returns each image's group by its place among the sorted groups."""
-    return torch.from_numpy(np.unique(np.asarray(groups), return_inverse=True)[1])
+    _, places = np.unique(np.asarray(groups), return_inverse=True)
+    return torch.from_numpy(places)

@@ -8,6 +8,8 @@ from pydantic import Field
 Seconds = Annotated[float, Field(gt=0)]
 """A time that something took."""
 
+NotNegative = Annotated[float, Field(ge=0)]
+
 
 @dataclass
 class Evidence:
@@ -165,9 +167,9 @@ class ShapeSamples:
 
     cold_start_s: Seconds | None = None
     """The first call at this shape, compilation and autotuning included; of the first process of a variant alone."""
-    compile_s: Annotated[float, Field(ge=0)] | None = None
+    compile_s: NotNegative | None = None
     """Compile time within that call, as the compiler reports it; only for the first process."""
-    earlier_compile_s: Annotated[float, Field(ge=0)] | None = None
+    earlier_compile_s: NotNegative | None = None
     """Time that earlier processes took to compile the packages that were loaded in that call; None without packages."""
     graphs: int | None = None
     """Graphs that were compiled in that call; None if nothing is compiled."""
@@ -194,7 +196,7 @@ class ShapeSamples:
     latency_after_s: list[Seconds] = field(default_factory=list)
     memory: Memory | None = None
     evidence: list[Evidence] = field(default_factory=list)
-    denoiser_busy_s: Annotated[float, Field(ge=0)] | None = None
+    denoiser_busy_s: NotNegative | None = None
     """Seconds for which the device worked in one call of the denoiser, from the trace; None on a CPU."""
     traced: dict[str, float] = field(default_factory=dict)
     """What ran in the traced call, as sdopt itself counted it: operators, kernels, types, calls, MiB of parameters; of
@@ -227,11 +229,9 @@ class Measurement:
     """Its samples at each shape, in the order of `RecordedConfig.shapes`: it is first called at them in that order."""
     load_s: Seconds | None = None
     """None for all but the first process of a variant: the others are loaded, and called first, beside each other."""
-    stages_s: dict[str, list[Annotated[float, Field(ge=0)]]] = field(
-        default_factory=dict
-    )
+    stages_s: dict[str, list[NotNegative]] = field(default_factory=dict)
     """Instrumented calls: `text_encoder`, `vae_encoder`, `denoiser_step` (one sample a step), `vae_decoder`."""
-    stages_gib: dict[str, Annotated[float, Field(ge=0)]] = field(default_factory=dict)
+    stages_gib: dict[str, NotNegative] = field(default_factory=dict)
     """The peak of memory within each stage of these calls, with all weights: allocated on a GPU, else of the worker
     beyond what it held before loading."""
     energy_j: list[float] = field(default_factory=list)

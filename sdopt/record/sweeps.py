@@ -21,7 +21,8 @@ def shared_overrides(folder: Path) -> list[str]:
     Raises LookupError for a copy without the sweep's own files.
     """
     try:
-        return list(map(str, _recorded(folder)["overrides"]["task"]))
+        overrides = _recorded(folder)["overrides"]
+        return list(map(str, overrides["task"]))
     except _DAMAGED as error:
         raise LookupError(str(folder)) from error
 
@@ -33,18 +34,22 @@ def planned_jobs(folder: Path) -> dict[str, str]:
     """
     try:
         recorded = _recorded(folder)
-        sweeper, subdir = recorded["sweeper"], str(recorded["sweep"]["subdir"])
-        named = [f"{key}={value}" for key, value in (sweeper["params"] or {}).items()]
+        subdir = str(recorded["sweep"]["subdir"])
         by_number = _NUMBER in subdir and "${" not in subdir.replace(_NUMBER, "")
+        sweeper = recorded["sweeper"]
         if not sweeper["_target_"].endswith(_SWEEPER) or not by_number:
             return {}
-        swept = _swept([*named, *recorded["overrides"]["task"]])
+        overrides = []
+        for key, value in (sweeper["params"] or {}).items():
+            overrides.append(f"{key}={value}")
+        overrides += recorded["overrides"]["task"]
+        swept = _swept(overrides)
     except _DAMAGED:
         return {}
     jobs = {}
     for number, words in enumerate(product(*swept)):
-        own = ", ".join(filter(None, words))
-        jobs[subdir.replace(_NUMBER, str(number))] = own
+        name = subdir.replace(_NUMBER, str(number))
+        jobs[name] = ", ".join(filter(None, words))
     return jobs
 
 
@@ -64,7 +69,8 @@ def _swept(overrides: Sequence[str]) -> list[list[str]]:
 
     words: dict[str, list[str]] = {}
     try:
-        for override in OverridesParser.create().parse_overrides(list(overrides)):
+        parser = OverridesParser.create()
+        for override in parser.parse_overrides(list(overrides)):
             key = override.get_key_element()
             words[key] = [""]
             if not override.is_sweep_override():

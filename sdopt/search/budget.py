@@ -56,14 +56,17 @@ class SearchBudget:
     @property
     def least_s(self) -> float:
         """Seconds that it takes to screen one candidate; 0 where nothing is known yet."""
-        return 0.0 if self.baseline is None else self.seconds("screen", [self._usual()])
+        if self.baseline is None:
+            return 0.0
+        return self.seconds("screen", [self._usual()])
 
     @property
     def needed_s(self) -> float:
         """Seconds of the least search, which screens and judges one candidate; 0 where nothing is known yet."""
         if self.baseline is None:
             return 0.0
-        return self.least_s + self.seconds("final", [self._usual()])
+        judge_s = self.seconds("final", [self._usual()])
+        return self.least_s + judge_s
 
     def seconds(self, stage: str, costs: Sequence[Cost]) -> float:
         """Returns how many seconds a study of candidates takes, with the baseline and its control beside them."""
@@ -74,12 +77,15 @@ class SearchBudget:
         seconds = 0.0
         if self.baseline:
             costs = [self.baseline, *costs]
-            seconds += work.starts * self.baseline.start_s + work.processes * beside_s
+            seconds += work.starts * self.baseline.start_s
+            seconds += work.processes * beside_s
             seconds += work.repeated * self.baseline.call_s
         for cost in costs:
-            seconds += work.starts * cost.start_s + work.processes * beside_s
+            seconds += work.starts * cost.start_s
+            seconds += work.processes * beside_s
             seconds += work.calls * cost.call_s
-        return seconds + work.images_s([cost.call_s for cost in costs])
+        calls_s = [cost.call_s for cost in costs]
+        return seconds + work.images_s(calls_s)
 
     def seconds_of(self, stage: str, names: Iterable[str]) -> float:
         """Returns how many seconds a study of measured candidates takes."""
@@ -88,10 +94,12 @@ class SearchBudget:
     def learn(self, costs: Mapping[str, Cost], took_s: float) -> None:
         """Records how long a screening study took: what it took besides calls and starts is shared by its processes."""
         self.costs |= costs
-        beside_s, processes = self._beside_s, self._processes
-        self._beside_s, self._processes = 0.0, 0
-        excess_s = took_s - self.seconds("screen", list(costs.values()))
-        self._beside_s = max(0.0, beside_s + excess_s)
+        beside_s = self._beside_s
+        processes = self._processes
+        self._beside_s = 0.0
+        self._processes = 0
+        expected_s = self.seconds("screen", list(costs.values()))
+        self._beside_s = max(0.0, beside_s + took_s - expected_s)
         of_each = self.work["screen"].processes
         self._processes = processes + of_each * (len(costs) + 2)
 
@@ -119,8 +127,8 @@ class SearchBudget:
             return most
         usual = self._usual()
         if compile_next:
-            longest_s = max(cost.start_s for cost in [usual, *self.costs.values()])
-            usual = Cost(longest_s, usual.call_s)
+            starts_s = [cost.start_s for cost in self.costs.values()]
+            usual = Cost(max([usual.start_s, *starts_s]), usual.call_s)
         finalists = 1 if alone else self.finalists
         judged = [self._cost(name) for name in leaders[:finalists]]
         reserved_s = 0.0
@@ -134,7 +142,8 @@ class SearchBudget:
             reserves.append(0.0)
         for kept_s in reserves:
             for count in range(most, 0, -1):
-                if self.seconds("screen", [usual] * count) + kept_s <= self.left_s:
+                screen_s = self.seconds("screen", [usual] * count)
+                if screen_s + kept_s <= self.left_s:
                     return count
         # A search that tries nothing answers nothing, however slow the machine is.
         return 0 if self.costs else min(most, 2)

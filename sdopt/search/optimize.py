@@ -172,7 +172,9 @@ def hand_out(record: SearchRecord) -> None:
 
 def answer_of_optimize(record: SearchRecord) -> RenderableType:
     """Returns the answer: a sentence, where the picture of before and after is, and the winner as a program."""
-    folder, best = Path(record.folder), record.best
+    folder = Path(record.folder)
+    best = record.best
+    everything = Text(f"Everything that was tried: {folder / PAGE}")
     parts: list[RenderableType] = [Text(f"\n{record.sentence}", style="bold")]
     parts += [Text(f"! {remark}") for remark in record.remarks]
     if (folder / PICTURE).is_file():
@@ -183,20 +185,16 @@ def answer_of_optimize(record: SearchRecord) -> RenderableType:
             for entry in record.entries
             if entry.judged
         ]
-        return Group(*parts, Text(f"Everything that was tried: {folder / PAGE}"))
-    if (folder / PROGRAM).is_file():
-        parts.append(Text(f"As a program: {folder / PROGRAM}. {record.program_run}\n"))
-        parts.append(
-            Text(
-                (folder / PROGRAM).read_text(encoding="utf-8"),
-                no_wrap=True,
-                overflow="ignore",
-            )
-        )
+        return Group(*parts, everything)
+    program = folder / PROGRAM
+    if program.is_file():
+        lines = program.read_text(encoding="utf-8")
+        parts.append(Text(f"As a program: {program}. {record.program_run}\n"))
+        parts.append(Text(lines, no_wrap=True, overflow="ignore"))
     else:
         if record.lines:  # of a model that only sdopt can load
             parts.append(Text("In a pipeline `pipe` of diffusers:"))
             parts.append(Padding(Text("\n".join(record.lines)), (0, 0, 0, 4)))
         parts += [Text(record.program_run), Text("As it was measured:")]
         parts.append(Padding(Text(load_line(record, best.name)), (0, 0, 0, 4)))
-    return Group(*parts, Text(f"Everything that was tried: {folder / PAGE}"))
+    return Group(*parts, everything)

@@ -9,7 +9,7 @@ from sdopt.report.charts.parts import built, kinds, ratio_axis
 from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.vega import encoding, layered, mark
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, MUTED, VERMILION
-from sdopt.search.record import SearchRecord
+from sdopt.search.record import SearchEntry, SearchRecord
 from sdopt.statistics.words import unit_text
 
 _KINDS: dict[str, tuple[str, str]] = {
@@ -32,20 +32,22 @@ def search_chart(record: SearchRecord) -> Chart | None:
     points = _points(record)
     if not points:
         return None
+    legend = []
     for point in points:
         point["label"] = str(point["number"])
-    legend = [(point["number"], point["name"], Cell(point["kind"])) for point in points]
+        legend.append((point["number"], point["name"], Cell(point["kind"])))
     return Chart([("", _spec(record, points, named=False))], legend=legend)
 
 
 def search_plot(record: SearchRecord) -> Spec | None:
     """Returns the plot of a picture: points bear their names, or numbers with a key beside them; None without any."""
     points = _points(record)
+    if not points:
+        return None
+    label = "name" if len(points) <= MOST_NAMES else "number"
     for point in points:
-        point["label"] = (
-            point["name"] if len(points) <= MOST_NAMES else str(point["number"])
-        )
-    return _spec(record, points, named=True) if points else None
+        point["label"] = str(point[label])
+    return _spec(record, points, named=True)
 
 
 def _points(record: SearchRecord) -> list[dict[str, Any]]:
@@ -55,14 +57,11 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
     front if the two axes are exactly the objectives.
     """
     by_distance = _by_distance(record)
-    _, scale = _unit(record)
     across = "distance" if by_distance else "memory"
     joined = set(record.objectives) == {"latency", across}
     points: list[dict[str, Any]] = []
     for entry in record.entries:
-        x = entry.distance if by_distance else entry.memory_gib
-        if x is not None and not by_distance:
-            x *= scale
+        x = entry.distance if by_distance else _memory(record, entry)
         if x is None or entry.speedup is None:
             continue
         points.append(
@@ -79,12 +78,15 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
         )
     if points and by_distance:
         points.append({"x": 0.0, "speed": 1.0, "kind": "baseline", "name": "baseline"})
-    ranked = sorted(
-        points, key=lambda point: (not point.get("judged", True), -point["speed"])
-    )
-    for number, point in enumerate(ranked, 1):
+    points.sort(key=_rank)
+    for number, point in enumerate(points, 1):
         point["number"] = number
-    return ranked
+    return points
+
+
+def _rank(point: dict[str, Any]) -> tuple[bool, float]:
+    """Returns by what points are sorted: judged ones first, and the fastest first."""
+    return not point.get("judged", True), -point["speed"]
 
 
 def _by_distance(record: SearchRecord) -> bool:
@@ -102,39 +104,41 @@ def _unit(record: SearchRecord) -> tuple[str, float]:
     return ("GiB", 1.0) if most >= 1 else ("MiB", 1024.0)
 
 
+def _memory(record: SearchRecord, entry: SearchEntry) -> float | None:
+    """Returns the memory of a candidate in the unit of its axis; None if it was not measured."""
+    if entry.memory_gib is None:
+        return None
+    _, scale = _unit(record)
+    return scale * entry.memory_gib
+
+
 def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Spec:
-    distance = record.distance if _by_distance(record) else ""
-    speeds: list[float] = []
+    by_distance = _by_distance(record)
+    x = _distance_axis(record, points) if by_distance else _memory_axis(record)
+    speeds: list[float | None] = []
     for point in points:
-        speeds += filter(None, (point["speed"], point.get("low"), point.get("high")))
-    axis = ratio_axis(
-        f"speed-up{unit_text(record.per_image)}, log scale (up is faster)", speeds
-    )
-    scale: Spec = {"zero": False, "padding": 20}
-    ticks: Spec = {"tickCount": 6}
-    if distance:
-        near = _small(points)
-        scale = {"type": "symlog", "constant": near, "padding": 20, "nice": False}
-        ticks = {"values": _ticks(points), "format": "~g"}
-    unit, _ = _unit(record)
-    title = [f"memory ({unit}), better to the left"]
-    if distance:  # on a phone there is no room for one line
-        title = [
-            "how far images are from the baseline's",
-            f"({distance}; left is better)",
-        ]
-    x = encoding("x:Q", title=title, scale=scale, axis=ticks)
+        speeds += [point["speed"], point.get("low"), point.get("high")]
+    title = f"speed-up{unit_text(record.per_image)}, log scale (up is faster)"
+    axis = ratio_axis(title, speeds)
     y = encoding("speed:Q", **axis)
-    shown = {point["kind"] for point in points}
-    looks = {kind: look for kind, look in _KINDS.items() if kind in shown}
     along = [point["x"] for point in points]
-    if distance:
-        along = [math.log1p(x / _small(points)) for x in along]
+    if by_distance:
+        near = _small(points)
+        along = [math.log1p(distance / near) for distance in along]
     across = [math.log(point["speed"]) for point in points]
     labels, height = named_layers(
-        points, (along, across), (x, y), height=_HEIGHT, padding=_PADDING, named=named
+        points,
+        along,
+        across,
+        (x, y),
+        height=_HEIGHT,
+        padding=_PADDING,
+        named=named,
     )
-    bounds, low = {"color": MUTED, "strokeWidth": 2}, encoding("low:Q", **axis)
+    present = {point["kind"] for point in points}
+    looks = {kind: look for kind, look in _KINDS.items() if kind in present}
+    bounds = {"color": MUTED, "strokeWidth": 2}
+    low = encoding("low:Q", **axis)
     joined = {"color": GREEN, "interpolate": "step-after", "opacity": 0.6}
     dot = {"filled": True, "size": 90, "opacity": 0.9}
     layers = [
@@ -149,14 +153,44 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
     return {**spec, "title": look}
 
 
+def _distance_axis(record: SearchRecord, points: list[dict[str, Any]]) -> Spec:
+    return encoding(
+        "x:Q",
+        # On a phone there is no room for one line.
+        title=[
+            "how far images are from the baseline's",
+            f"({record.distance}; left is better)",
+        ],
+        scale={
+            "type": "symlog",
+            "constant": _small(points),
+            "padding": _PADDING,
+            "nice": False,
+        },
+        axis={"values": _ticks(points), "format": "~g"},
+    )
+
+
+def _memory_axis(record: SearchRecord) -> Spec:
+    unit, _ = _unit(record)
+    return encoding(
+        "x:Q",
+        title=[f"memory ({unit}), better to the left"],
+        scale={"zero": False, "padding": _PADDING},
+        axis={"tickCount": 6},
+    )
+
+
 def _ticks(points: list[dict[str, Any]]) -> list[float]:
     """Returns zero and some powers of ten; with many, omits the one below the smallest figure, which overlaps zero."""
-    largest = max(point["x"] for point in points) or 1.0
     low = math.log10(_small(points))
-    high = math.log10(largest)
+    high = math.log10(max(point["x"] for point in points) or 1.0)
     step = max(1, math.ceil((high - low) / 6))
-    first = math.floor(low) + (step if high - low > 1 else 0)
-    return [0.0, *(10.0**power for power in range(first, math.ceil(high) + 1, step))]
+    first = math.floor(low)
+    if high - low > 1:
+        first += step
+    powers = range(first, math.ceil(high) + 1, step)
+    return [0.0, *(10.0**power for power in powers)]
 
 
 def _small(points: list[dict[str, Any]]) -> float:

@@ -45,10 +45,8 @@ class Scatter:
         """
         if not log_ratios:
             return UNKNOWN
-        return cls(
-            float(np.mean([processes * ratio**2 for ratio, processes in log_ratios])),
-            len(log_ratios),
-        )
+        squares = [processes * ratio**2 for ratio, processes in log_ratios]
+        return cls(float(np.mean(squares)), len(squares))
 
 
 UNKNOWN = Scatter(math.inf, 0)
@@ -70,12 +68,18 @@ class RatioStanding:
     noise: Scatter
 
     @classmethod
-    def of(cls, found: Sequence[tuple[float, int]], noise: Scatter) -> "RatioStanding":
+    def of(
+        cls,
+        studies: Sequence[tuple[float, int]],
+        noise: Scatter,
+    ) -> "RatioStanding":
         """Returns the mean of several studies, each a log ratio over some processes."""
-        total = sum(processes for _, processes in found)
-        return cls(
-            sum(ratio * processes for ratio, processes in found) / total, total, noise
-        )
+        total = 0
+        weighted = 0.0
+        for ratio, processes in studies:
+            total += processes
+            weighted += ratio * processes
+        return cls(weighted / total, total, noise)
 
     def excess(self, other: "RatioStanding", error: float) -> float:
         """Returns by how much this candidate is worse than another, beyond what noise explains at an error rate.
@@ -84,10 +88,10 @@ class RatioStanding:
         """
         if not self.noise.degrees:
             return -math.inf
-        spread = math.sqrt(
-            self.noise.variance * (1 / self.processes + 1 / other.processes)
-        )
-        return self.loss - other.loss - _quantile(self.noise.degrees, error) * spread
+        of_means = 1 / self.processes + 1 / other.processes
+        spread = math.sqrt(self.noise.variance * of_means)
+        by_noise = _quantile(self.noise.degrees, error) * spread
+        return self.loss - other.loss - by_noise
 
 
 @dataclass(frozen=True)
@@ -107,11 +111,12 @@ class DistanceStanding:
         count = min(len(self.by_prompt), len(other.by_prompt))
         if count < 2:
             return -math.inf
-        gaps = np.subtract(self.by_prompt[:count], other.by_prompt[:count])
-        return float(
-            gaps.mean()
-            - _quantile(count - 1, error) * gaps.std(ddof=1) / math.sqrt(count)
-        )
+        mine = self.by_prompt[:count]
+        theirs = other.by_prompt[:count]
+        gaps = np.subtract(mine, theirs)
+        spread = gaps.std(ddof=1)
+        by_chance = _quantile(count - 1, error) * spread
+        return float(gaps.mean() - by_chance / math.sqrt(count))
 
 
 Standing = RatioStanding | DistanceStanding
@@ -127,17 +132,19 @@ def _quantile(degrees: int, error: float) -> float:
 
 def front_of(losses: Mapping[str, Sequence[float]]) -> set[str]:
     """Returns the Pareto front: the names for which no other is at least as good in all losses and better in one."""
-
-    def beats(one: Sequence[float], other: Sequence[float]) -> bool:
-        return one != other and all(
-            mine <= theirs for mine, theirs in zip(one, other, strict=True)
-        )
-
     front = set()
     for name, mine in losses.items():
-        if not any(beats(other, mine) for other in losses.values()):
+        if not any(_beats(other, mine) for other in losses.values()):
             front.add(name)
     return front
+
+
+def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Returns whether losses are at most those of another one, and one of them is less."""
+    if one == other:
+        return False
+    pairs = zip(one, other, strict=True)
+    return all(mine <= theirs for mine, theirs in pairs)
 
 
 def ranked(standings: Standings) -> list[str]:
@@ -150,17 +157,17 @@ def ranked(standings: Standings) -> list[str]:
     for name, standing in standings.items():
         losses[name] = [estimate.loss for estimate in standing]
     rest = sorted(losses, key=lambda name: losses[name])
-    if not rest or len(losses[rest[0]]) == 1:
+    objectives = max(map(len, losses.values()), default=0)
+    if objectives < 2:
         return rest
     order: dict[str, None] = {}
     while rest:
         front = front_of({name: losses[name] for name in rest})
         inside = [name for name in rest if name in front]
-        ends = [
-            min(inside, key=lambda name: losses[name][objective])
-            for objective in range(len(losses[rest[0]]))
-        ]
-        order |= dict.fromkeys([*ends, *inside])
+        for objective in range(objectives):
+            end = min(inside, key=lambda name: losses[name][objective])
+            order[end] = None
+        order |= dict.fromkeys(inside)
         rest = [name for name in rest if name not in front]
     return list(order)
 
@@ -176,15 +183,15 @@ def contenders(standings: Standings, error: float) -> list[str]:
     if len(order) < 2:
         return order
     objectives = len(standings[order[0]])
-    chance = error / (len(order) - 1) / (1 if objectives == 1 else len(order))
+    chance = error / (len(order) - 1)
+    if objectives > 1:
+        chance /= len(order)
 
     def is_beaten(name: str, better: str) -> bool:
         """Whether another one is shown better in all objectives; without noise, ties in some suffice."""
         pairs = zip(standings[name], standings[better], strict=True)
         excesses = [mine.excess(theirs, chance) for mine, theirs in pairs]  # type: ignore[arg-type]
-        return all(difference >= 0 for difference in excesses) and any(
-            difference > 0 for difference in excesses
-        )
+        return min(excesses) >= 0 and max(excesses) > 0
 
     # A candidate that is worse in everything has a lower rank.
     contending = []
@@ -199,9 +206,7 @@ def is_gain(standing: Sequence[Standing]) -> bool:
 
     True if distance is the only objective: no candidate can beat the baseline there, whose own distance is zero.
     """
-    ratios = [
-        estimate.loss for estimate in standing if isinstance(estimate, RatioStanding)
-    ]
+    ratios = [one.loss for one in standing if isinstance(one, RatioStanding)]
     return not ratios or min(ratios) < 0
 
 
@@ -225,23 +230,22 @@ def race(
     gone: set[str] = set()
     why = f"cannot win any more: {_WHY[config.objectives[0]]}"
     if len(config.objectives) > 1:
-        better = f"{', '.join(config.objectives[:-1])} and {config.objectives[-1]}"
+        *first, last = config.objectives
+        better = f"{', '.join(first)} and {last}"
         why = f"cannot be on the front any more: another one is better in {better} by more than noise explains"
     for number in range(config.races + 1):
-        standings = {
-            name: standing
-            for name, standing in known(number).items()
-            if name not in gone
-        }
-        order = contenders(standings, config.error / (config.races + 1))
-        gone |= standings.keys() - set(order)
-        drop(standings.keys() - set(order), "beaten", why)
+        standings = dict(known(number))
+        for name in gone & standings.keys():
+            del standings[name]
+        error = config.error / (config.races + 1)
+        order = contenders(standings, error)
+        beaten = standings.keys() - set(order)
+        gone |= beaten
+        drop(beaten, "beaten", why)
         most = max(config.side_by_side, config.finalists)
-        if (
-            number == config.races
-            or len(order) <= config.finalists
-            or not measure(number, order[:most])
-        ):
+        if number == config.races or len(order) <= config.finalists:
+            break
+        if not measure(number, order[:most]):
             break
         gone |= set(order[most:])
         drop(

@@ -25,11 +25,15 @@ def worst_by_round(timed: Iterable[ShapeSamples]) -> list[float]:
 
 
 def _worst(calls: Iterable[Call]) -> float:
-    shares = [call.disturbed for call in calls]
-    return max((share for share in shares if share is not None), default=0.0)
+    shares = [call.disturbed or 0.0 for call in calls]
+    return max(shares, default=0.0)
 
 
-def another_may_help(worst: Sequence[float], rounds: int, limit: float | None) -> bool:
+def another_may_help(
+    worst: Sequence[float],
+    rounds: int,
+    limit: float | None,
+) -> bool:
     """Returns whether an extra round is worth its time: fewer than `rounds` are clean, and the last extra one was.
 
     A round is clean within the limit of disturbance; without a limit, all are.
@@ -94,46 +98,52 @@ def count_rounds(result: StudyResult) -> RoundCounts | None:
     limit = result.config.protocol.interference
     if limit is None:
         return None
-    worst: dict[_Round, float] = {}
+    known: set[_Round] = set()
+    disturbed: set[_Round] = set()
     left_out: set[_Round] = set()
+    waited = stolen = on_gpu = 0.0
     for key, call in _calls_by_round(result):
+        if call.interference:
+            waited = max(waited, call.interference.waited)
+            stolen = max(stolen, call.interference.stolen)
+        if call.gpu:
+            on_gpu = max(on_gpu, call.gpu.others or 0.0)
         if call.disturbed is None:
             continue
-        worst[key] = max(call.disturbed, worst.get(key, 0.0))
+        known.add(key)
+        if call.disturbed > limit:
+            disturbed.add(key)
         if call.left_out:
             left_out.add(key)
-    if not worst:
+    if not known:
         return None
-    disturbed = {key for key, share in worst.items() if share > limit}
-    calls = [call for _, call in _calls_by_round(result)]
-    causes = [call.interference for call in calls if call.interference]
-    gpus = [call.gpu for call in calls if call.gpu]
     return RoundCounts(
-        timed=len(worst),
+        timed=len(known),
         disturbed=len(disturbed),
         left_out=len(left_out),
         undecided=len(disturbed - left_out),
-        waited=max(cause.waited for cause in causes),
-        stolen=max(cause.stolen for cause in causes),
-        on_gpu=max((gpu.others or 0.0 for gpu in gpus), default=0.0),
+        waited=waited,
+        stolen=stolen,
+        on_gpu=on_gpu,
     )
 
 
 def _calls_by_round(result: StudyResult) -> Iterator[tuple[_Round, Call]]:
     for variant in result.variants:
         for number, measurement in enumerate(variant.measurements):
-            process: _Round = ()
+            process: _Round = (measurement.session,)
             if _in_blocks(result, measurement):
-                process = (variant.name, number)
+                process = (measurement.session, variant.name, number)
             for samples in measurement.shapes:
                 for call in samples.calls:
-                    yield (measurement.session, call.round, *process), call
+                    yield (*process, call.round), call
 
 
 def _in_blocks(result: StudyResult, measurement: Measurement) -> bool:
     if not result.sessions:
         return False
-    return result.sessions[measurement.session].schedule == "blocks"
+    session = result.sessions[measurement.session]
+    return session.schedule == "blocks"
 
 
 # How much identical processes differ ----------------------------------------------------------------------------------
@@ -165,39 +175,44 @@ def noise_of(result: StudyResult) -> dict[str, float]:
                 peaks.append(gib)
     if not logs:
         return {}
-    variances = [times.var(ddof=1) for times in logs]
-    within = float(np.mean(variances))
-    first_excess = [times[0] - times[1:].mean() for times in logs]
+    within = _mean([times.var(ddof=1) for times in logs])
+    excess = [times[0] - times[1:].mean() for times in logs]
     noise: dict[str, float] = {
         "processes": len(logs),
         "rounds": max(times.size for times in logs),
         "between_rounds": math.sqrt(within),
-        "first_round": math.expm1(float(np.mean(first_excess))),
+        "first_round": math.expm1(_mean(excess)),
     }
     if len(logs) > 1:
         noise["between_processes"] = _between(logs, within)
-    ratios = _ratios_of_processes(timed)
-    if ratios:
-        noise["of_ratio"] = float(np.sqrt(np.mean(np.square(ratios))))
+    squares = _squares_of_ratios(timed)
+    if squares:
+        noise["of_ratio"] = math.sqrt(_mean(squares))
     if peaks:
         noise["memory"] = max(peaks) / min(peaks) - 1
     return noise
 
 
-def _ratios_of_processes(variants: Sequence[VariantResult]) -> list[float]:
-    """Returns the logarithm of the paired ratio of each two processes of different variants."""
-    ratios: list[float] = []
+def _squares_of_ratios(variants: Sequence[VariantResult]) -> list[float]:
+    """Returns the square of the logarithm of the paired ratio of each two processes of different variants."""
+    squares: list[float] = []
     for first, second in combinations(variants, 2):
-        pairs = flattened(paired(first, second))
-        ratios += [float(paired_logs(*pair).mean()) for pair in pairs]
-    return ratios
+        for pair in flattened(paired(first, second)):
+            ratio = paired_logs(*pair).mean()
+            squares.append(ratio**2)
+    return squares
 
 
 def _between(logs: Sequence[np.ndarray], within: float) -> float:
+    rounds = _mean([times.size for times in logs])
     means = [times.mean() for times in logs]
-    rounds = float(np.mean([times.size for times in logs]))
-    variance = float(np.var(means, ddof=1)) - within / rounds
+    of_means = float(np.var(means, ddof=1))
+    variance = of_means - within / rounds
     return math.sqrt(max(0.0, variance))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
 
 
 # Processes that had not settled ---------------------------------------------------------------------------------------
@@ -246,12 +261,12 @@ def rank_trend(times: np.ndarray) -> tuple[int, float]:
     the normal approximation with equal times taken into account (Kendall 1970).
     """
     n = times.size
-    signs = np.sign(times[np.newaxis, :] - times[:, np.newaxis])
-    excess = int(np.triu(signs, 1).sum())
+    falls = np.sign(np.subtract.outer(times, times))
+    excess = -int(np.triu(falls, 1).sum())
     _, ties = np.unique(times, return_counts=True)
     if n <= _EXACT and ties.max() == 1:
         return excess, _exact_chance(n, excess)
-    variance = (_variance(np.array([n])) - _variance(ties)) / 18
+    variance = (_variance(n) - sum(map(_variance, ties))) / 18
     if variance == 0:  # all times are equal
         return excess, 1.0
     deviations = abs(excess) / math.sqrt(2 * variance)
@@ -265,10 +280,10 @@ def _exact_chance(n: int, excess: int) -> float:
         shares = np.convolve(shares, uniform)
     pairs = n * (n - 1) // 2
     fewer = (pairs - abs(excess)) // 2
-    return min(1.0, 2 * float(shares[: fewer + 1].sum()))
+    as_few = shares[: fewer + 1].sum()
+    return min(1.0, 2 * float(as_few))
 
 
-def _variance(sizes: np.ndarray) -> int:
-    """Returns 18 times the variance of the excess of rising pairs, over groups of numbers of these sizes."""
-    variances = sizes * (sizes - 1) * (2 * sizes + 5)
-    return int(variances.sum())
+def _variance(size: int) -> int:
+    """Returns 18 times the variance of the excess of rising pairs among so many numbers."""
+    return size * (size - 1) * (2 * size + 5)

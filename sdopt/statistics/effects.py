@@ -1,6 +1,6 @@
 """Estimates the effects of a factorial study: of each option, and of each pair, on latency and memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -38,13 +38,12 @@ def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
     cells of the product are missing, effects that the rest cannot tell apart are named as aliased, without a figure.
     A cell whose only block broke off counts as missing.
     """
-    timed = [
-        variant
-        for variant in result.variants
-        if variant.role == "variant" and variant.status.timed
-    ]
-    logs_of = _logs_of(timed, result.baseline_variant)
-    cells = [cell for cell in timed if logs_of[cell.name]]
+    cells: list[VariantResult] = []
+    logs: list[Logs] = []
+    for cell, logs_of_cell in _timed(result):
+        if logs_of_cell:
+            cells.append(cell)
+            logs.append(logs_of_cell)
     if len(cells) <= 1 or not options:
         return []
     axes = _axes(result, options)
@@ -55,9 +54,11 @@ def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
     fitted = [term for term in terms if varied[list(term)].all()]
     design = _design(present, axes, fitted)
     aliases = _aliases(design)
-    columns = [_MEAN, *(" × ".join(_names(term, options)) for term in fitted)]
+    columns = [_MEAN]
+    for term in fitted:
+        columns.append(" × ".join(_names(term, options)))
     inverse = np.linalg.pinv(design)
-    times, unit = _times_of_cells([logs_of[cell.name] for cell in cells])
+    times, unit = _times_of_cells(logs)
     peaks = _peaks_of_cells(cells)
     effects = []
     for term in terms:
@@ -68,25 +69,22 @@ def effects_of(result: StudyResult, options: Sequence[str]) -> list[Effect]:
             effect.aliased_with = _names(rest, options) or [_MEAN]
             continue
         row = 1 + fitted.index(term)
-        effect.aliased_with = [columns[alias] for alias in aliases[row]]
-        if effect.aliased_with:
+        if aliases[row]:
+            effect.aliased_with = [columns[alias] for alias in aliases[row]]
             continue
         if times.size:
-            effect.speedup = ratio(
-                -(inverse[row] @ times),
-                result.confidence,
-                unit,
-            )
+            gains = -(inverse[row] @ times)
+            effect.speedup = ratio(gains, result.confidence, unit)
         if peaks.size:
-            effect.memory_ratio = ratio(
-                inverse[row] @ peaks,
-                result.confidence,
-                "process",
-            )
+            growth = inverse[row] @ peaks
+            effect.memory_ratio = ratio(growth, result.confidence, "process")
     return effects
 
 
-def _names(term: Sequence[int], options: Sequence[str]) -> list[str]:
+def _names(
+    term: Sequence[int],
+    options: Sequence[str],
+) -> list[str]:
     return [options[index] for index in term]
 
 
@@ -95,23 +93,29 @@ def _names(term: Sequence[int], options: Sequence[str]) -> list[str]:
 
 def _chosen(cell: VariantResult) -> dict[str, str]:
     """Returns the axis of each option of a cell; keys that were changed do not make it another option."""
-    return {
-        as_choice(axis, option_name(option)): axis
-        for axis, option in cell.choices.items()
-    }
+    axis_of = {}
+    for axis, option in cell.choices.items():
+        choice = as_choice(axis, option_name(option))
+        axis_of[choice] = axis
+    return axis_of
 
 
 def _axes(result: StudyResult, options: Sequence[str]) -> list[str]:
     axis_of: dict[str, str] = {}
     for variant in result.variants:
         axis_of |= _chosen(variant)
-    return [axis_of.get(option, option.partition("=")[0]) for option in options]
+    axes = []
+    for option in options:
+        group, _, _ = option.partition("=")
+        axes.append(axis_of.get(option, group))
+    return axes
 
 
 def _terms(axes: Sequence[str]) -> list[Term]:
     """Returns all main effects, then the interactions of options that can be chosen together."""
-    terms: list[Term] = [(index,) for index in range(len(axes))]
-    for first, second in combinations(range(len(axes)), 2):
+    indices = range(len(axes))
+    terms: list[Term] = [(index,) for index in indices]
+    for first, second in combinations(indices, 2):
         if axes[first] != axes[second]:
             terms.append((first, second))
     return terms
@@ -131,35 +135,38 @@ def _design(
     # Centred on the full product, so that an average over the other options is an average over all their levels.
     levels = [1 + axes.count(axis) for axis in axes]
     centred = present - 1 / np.array(levels)
-    products = [centred[:, list(term)].prod(axis=1) for term in terms]
-    return np.column_stack([np.ones(len(present)), *products])
+    columns = [np.ones(len(present))]
+    for term in terms:
+        indicators = centred[:, list(term)]
+        columns.append(indicators.prod(axis=1))
+    return np.column_stack(columns)
 
 
 def _aliases(design: np.ndarray) -> list[list[int]]:
     """Returns for each column those that it cannot be told apart from: its neighbours in the design's null space."""
     _, singular, rows = np.linalg.svd(design, full_matrices=True)
     smallest = singular.max(initial=0.0) * _TOLERANCE
-    rank = int((singular > smallest).sum())
+    rank = np.count_nonzero(singular > smallest)
     null = rows[rank:].T
     nonzero = np.abs(null) > _TOLERANCE
     aliases = []
     for column, involved in enumerate(nonzero):
-        neighbours = np.flatnonzero(nonzero[:, involved].any(axis=1))
-        aliases.append([int(alias) for alias in neighbours if alias != column])
+        beside = nonzero[:, involved].any(axis=1)
+        beside[column] = False
+        aliases.append(np.flatnonzero(beside).tolist())
     return aliases
 
 
 # What was measured of its cells ---------------------------------------------------------------------------------------
 
 
-def _logs_of(
-    cells: Sequence[VariantResult],
-    baseline: VariantResult,
-) -> dict[str, Logs]:
-    """Returns the log of the times of an image by cell, replicate and round; a block that broke off has none.
+def _timed(result: StudyResult) -> Iterator[tuple[VariantResult, Logs]]:
+    """Yields timed cells, with the log of the times of an image by replicate and round; a block that broke off has none.
 
     If there were several sessions, times are relative to the baseline of each; contrasts within one stay the same.
     """
+    cells = [cell for cell in result.variants if cell.role == "variant"]
+    cells = [cell for cell in cells if cell.status.timed]
     sessions = set()
     in_blocks = False
     for cell in cells:
@@ -167,23 +174,26 @@ def _logs_of(
             if measurement.shapes[0].latency_s:
                 sessions.add(measurement.session)
                 in_blocks |= any_in_block([(measurement, measurement)])
-    logs_of: dict[str, Logs] = {}
+    baseline = result.baseline_variant
     for cell in cells:
-        logs = (
-            _over_baseline(cell, baseline)
-            if len(sessions) > 1
-            else _alone(cell, in_blocks)
-        )
+        if len(sessions) > 1:
+            logs = _over_baseline(cell, baseline)
+        else:
+            logs = _alone(cell, in_blocks)
         images = log_images(cell, baseline)
-        logs_of[cell.name] = {
-            replicate: times - images for replicate, times in logs.items() if times.size
-        }
-    return logs_of
+        of_image = {}
+        for replicate, times in logs.items():
+            if times.size:
+                of_image[replicate] = times - images
+        yield cell, of_image
 
 
 def _over_baseline(cell: VariantResult, baseline: VariantResult) -> Logs:
-    gains = logs_by_replicate(paired(cell, baseline))
-    return {replicate: -gain for replicate, gain in gains.items()}
+    logs = {}
+    pairs = paired(cell, baseline)
+    for replicate, gains in logs_by_replicate(pairs).items():
+        logs[replicate] = -gains
+    return logs
 
 
 def _alone(cell: VariantResult, in_blocks: bool) -> Logs:
@@ -194,18 +204,24 @@ def _alone(cell: VariantResult, in_blocks: bool) -> Logs:
     return logs
 
 
-def _times_of_cells(logs: Sequence[Logs]) -> tuple[np.ndarray, str]:
+def _times_of_cells(
+    logs: Sequence[Logs],
+) -> tuple[np.ndarray, str]:
     """Returns the log of the times, a row per cell and a column per replicate; and whether that is process or round.
 
     Only replicates of which every cell has times count; without any, there are no columns.
     """
-    replicates = sorted(set(logs[0]).intersection(*logs[1:]))
+    shared = set(logs[0])
+    for cell in logs:
+        shared &= cell.keys()
+    replicates = sorted(shared)
     if len(replicates) == 1:
-        [replicate] = replicates
-        rounds = min(cell[replicate].size for cell in logs)
-        return np.array([cell[replicate][:rounds] for cell in logs]), "round"
-    rows = [_means(cell, replicates) for cell in logs]
-    return np.array(rows), "process"
+        times = [cell[replicates[0]] for cell in logs]
+        rounds = min(row.size for row in times)
+        rows = [row[:rounds] for row in times]
+        return np.array(rows), "round"
+    means = [_means(cell, replicates) for cell in logs]
+    return np.array(means), "process"
 
 
 def _means(cell: Logs, replicates: Sequence[int]) -> list[float]:
@@ -214,9 +230,10 @@ def _means(cell: Logs, replicates: Sequence[int]) -> list[float]:
 
 def _peaks_of_cells(cells: Sequence[VariantResult]) -> np.ndarray:
     """Returns the log of the peak memory, a row per cell and a column per replicate; empty if cells lack some."""
-    rows = [_log_peaks(cell) for cell in cells]
-    counts = {len(row) for row in rows}
-    return np.array(rows if len(counts) == 1 else [])
+    peaks = [_log_peaks(cell) for cell in cells]
+    if len(set(map(len, peaks))) > 1:
+        return np.array([])
+    return np.array(peaks)
 
 
 def _log_peaks(cell: VariantResult) -> list[float]:
@@ -226,4 +243,4 @@ def _log_peaks(cell: VariantResult) -> list[float]:
         if measurement.peak:
             _, gib = measurement.peak
             peaks.setdefault(measurement.replicate, []).append(gib)
-    return [float(np.log(values).mean()) for values in peaks.values()]
+    return [np.log(values).mean() for values in peaks.values()]

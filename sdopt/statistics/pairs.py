@@ -25,17 +25,20 @@ def paired(
 
     With `sessions`, all sessions of other numbers are left out.
     """
-    partners = {
-        (partner.replicate, partner.session): partner
-        for partner in reference.measurements
-    }
+    partners = {}
+    for partner in reference.measurements:
+        partners[partner.replicate, partner.session] = partner
     pairs: dict[int, list[Pair]] = {}
     for measurement in candidate.measurements:
-        if sessions is not None and measurement.session not in sessions:
+        replicate = measurement.replicate
+        session = measurement.session
+        if sessions is not None and session not in sessions:
             continue
-        partner = partners.get((measurement.replicate, measurement.session))
-        if partner is not None and paired_logs(measurement, partner).size:
-            pairs.setdefault(measurement.replicate, []).append((measurement, partner))
+        if (replicate, session) not in partners:
+            continue
+        pair = (measurement, partners[replicate, session])
+        if paired_logs(*pair).size:
+            pairs.setdefault(replicate, []).append(pair)
     return pairs
 
 
@@ -56,7 +59,8 @@ def logs_by_replicate(pairs: Pairs) -> dict[int, np.ndarray]:
 def means_by_replicate(pairs: Pairs) -> np.ndarray:
     """Returns the mean of log(reference / candidate) of each replicate."""
     logs = logs_by_replicate(pairs)
-    return np.array([gains.mean() for gains in logs.values()])
+    means = [gains.mean() for gains in logs.values()]
+    return np.array(means)
 
 
 def paired_rounds(
@@ -65,14 +69,14 @@ def paired_rounds(
     replicate: int,
 ) -> int:
     """Returns how many rounds of a replicate were timed for both variants in the same session."""
-    logs = logs_by_replicate(paired(candidate, reference))
-    return logs[replicate].size if replicate in logs else 0
+    pairs = paired(candidate, reference).get(replicate, [])
+    return sum(paired_logs(*pair).size for pair in pairs)
 
 
 def paired_logs(candidate: Measurement, reference: Measurement) -> np.ndarray:
     """Returns log(reference / candidate) by round."""
-    blocks = any_in_block([(candidate, reference)])
-    times, reference_times = shared_log_times(candidate, reference, blocks)
+    in_blocks = any_in_block([(candidate, reference)])
+    times, reference_times = shared_log_times(candidate, reference, in_blocks)
     gains: np.ndarray = reference_times - times
     return gains
 
@@ -91,15 +95,12 @@ def shared_log_times(
     if in_blocks:
         count = min(times.size, reference_times.size)
         return times[:count], reference_times[:count]
-    by_round = dict(zip(candidate.shapes[0].deciding_rounds, times, strict=True))
-    reference_by_round = dict(
-        zip(reference.shapes[0].deciding_rounds, reference_times, strict=True)
+    _, shared, reference_shared = np.intersect1d(
+        candidate.shapes[0].deciding_rounds,
+        reference.shapes[0].deciding_rounds,
+        return_indices=True,
     )
-    shared = [number for number in by_round if number in reference_by_round]
-    return (
-        np.array([by_round[number] for number in shared]),
-        np.array([reference_by_round[number] for number in shared]),
-    )
+    return times[shared], reference_times[reference_shared]
 
 
 def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
@@ -113,7 +114,8 @@ def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
         before = np.log(samples.latency_before_s)
         after = np.log(samples.latency_after_s)
         rounds = min(times.size, before.size, after.size)
-        return times[:rounds] - (before[:rounds] + after[:rounds]) / 2
+        around = (before[:rounds] + after[:rounds]) / 2
+        return times[:rounds] - around
     # In blocks, only the baseline itself has no baseline before and after it; its ratio to itself is 1.
     return np.zeros(times.size) if in_blocks else times
 
@@ -123,20 +125,24 @@ def log_images(candidate: VariantResult, reference: VariantResult) -> float:
 
     It turns a ratio of calls into one of images: reference over candidate grows by it.
     """
-    return math.log(candidate.config.images_per_call / reference.config.images_per_call)
+    images = candidate.config.images_per_call
+    return math.log(images / reference.config.images_per_call)
 
 
 def any_in_block(pairs: Iterable[Pair]) -> bool:
     """Returns whether any process of the pairs was timed between two passes of the baseline."""
-    return any(map(_in_block, chain.from_iterable(pairs)))
+    processes = chain.from_iterable(pairs)
+    return any(map(_in_block, processes))
 
 
 def only_beside_each_other(pairs: Sequence[Pair]) -> bool:
     """Returns whether a process can only be compared with its partner: in blocks, and across several sessions."""
     sessions = {measurement.session for measurement, _ in pairs}
-    in_block = [_in_block(measurement) for measurement in chain.from_iterable(pairs)]
-    return len(sessions) > 1 or (any(in_block) and not all(in_block))
+    processes = chain.from_iterable(pairs)
+    kinds = set(map(_in_block, processes))
+    return len(sessions) > 1 or len(kinds) > 1
 
 
 def _in_block(measurement: Measurement) -> bool:
-    return bool(measurement.shapes[0].latency_before_s)
+    samples = measurement.shapes[0]
+    return bool(samples.latency_before_s)

@@ -102,6 +102,9 @@ class Printed:
     """Whether the article says that it is less than `value`."""
 
 
+OUT_OF_MEMORY = "OOM"
+"""What a table prints where a run had too little memory."""
+
 _FIGURE = re.compile(r"-|OOM|(?P<below><?)(?P<number>-?\d+(?:\.(?P<decimals>\d+))?)")
 
 

@@ -7,7 +7,7 @@ of different machines are never compared.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import TypeAdapter
 
@@ -16,6 +16,7 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.statistics.figures import rows_of
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.published import (
+    OUT_OF_MEMORY,
     Printed,
     Published,
     PublishedSetup,
@@ -42,8 +43,15 @@ Reproduction = Literal[
 """Whether one published figure was reproduced here."""
 
 
-_Figure = tuple[str, str, Printed | str | None]
-"""A figure of a published table: of which measure, as printed, and its value: `OOM`, or None if the table has none."""
+class _Figure(NamedTuple):
+    """A figure of a published table."""
+
+    measure: str
+    printed: str
+    value: Printed | None = None
+    """None if the table has none, or the article's run ran out of memory."""
+    ran_out: bool = False
+    """Whether one of the article's runs ran out of memory."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +155,7 @@ def _figures_of(
         yield (
             PublishedTable(place="", gpus=[]),
             "",
-            (SPEEDUP.name, "", None),
+            _Figure(SPEEDUP.name, ""),
         )
 
 
@@ -169,7 +177,7 @@ def _figures_in(table: PublishedTable, row: Row, column: int) -> Iterator[_Figur
     line = table.memory_limit_gb.get(row.variant.name)
     limit = read_figure(line, column)
     if line and isinstance(limit, Printed):
-        yield MEMORY, f"{line.split()[column]} GB", limit
+        yield _Figure(MEMORY, f"{line.split()[column]} GB", limit)
 
 
 def _speedup(table: PublishedTable, row: Row, column: int) -> _Figure | None:
@@ -184,11 +192,11 @@ def _speedup(table: PublishedTable, row: Row, column: int) -> _Figure | None:
                 1 / (1 - share / 100) for share in (saved.value, saved.low, saved.high)
             )
             speedup = Printed(value, low, high, saved.below)
-            return SPEEDUP.name, f"{text} % of the time saved", speedup
+            return _Figure(SPEEDUP.name, f"{text} % of the time saved", speedup)
         factor = read_figure(table.speedup.get(name), column)
         if isinstance(factor, Printed):
             text = table.speedup[name].split()[column]
-            return SPEEDUP.name, f"×{text}", factor
+            return _Figure(SPEEDUP.name, f"×{text}", factor)
     return _quotient(
         SPEEDUP.name,
         table.time,
@@ -213,14 +221,14 @@ def _quotient(
     for name in (row.reference, row.variant.name):
         if name in lines:
             text = lines[name].split()[column]
-            texts.append(text if text == "OOM" else f"{text} {unit}")
+            texts.append(text if text == OUT_OF_MEMORY else f"{text} {unit}")
     printed = " → ".join(texts)
     reference = read_figure(lines.get(row.reference), column)
     candidate = read_figure(lines.get(row.variant.name), column)
     if reference is None or candidate is None:
         return None
-    if "OOM" in (candidate, reference):
-        return measure, printed, "OOM"
+    if OUT_OF_MEMORY in (candidate, reference):
+        return _Figure(measure, printed, ran_out=True)
     if isinstance(candidate, str) or isinstance(reference, str):
         return None
     over, under = (candidate, reference) if more else (reference, candidate)
@@ -229,7 +237,7 @@ def _quotient(
         low=over.low / under.high,
         high=over.high / under.low,
     )
-    return measure, printed, quotient
+    return _Figure(measure, printed, quotient)
 
 
 def _judged(
@@ -241,9 +249,8 @@ def _judged(
     figure: _Figure,
 ) -> PublishedClaim:
     """Returns the claim for one published figure: with the measured figure beside it, and the verdict."""
-    measure, printed, value = figure
     at_shape = _at_shape(row, table)
-    measured = _measured(at_shape, measure) if at_shape else None
+    measured = _measured(at_shape, figure.measure) if at_shape else None
     not_run = _not_run(result, row, figure)
     if not_run is not None:
         verdict, reason = not_run
@@ -254,13 +261,13 @@ def _judged(
         verdict, reason = _verdict(result, published, at_shape, figure, measured, gpu)
     return PublishedClaim(
         variant=row.variant.name,
-        reference="" if measure == MEMORY else row.reference,
+        reference="" if figure.measure == MEMORY else row.reference,
         shape=table.shape,
         gpu=gpu,
         place=table.place,
-        measure=measure,
-        printed=printed,
-        value=value if isinstance(value, Printed) else None,
+        measure=figure.measure,
+        printed=figure.printed,
+        value=figure.value,
         measured=measured,
         verdict=verdict,
         reason=reason,
@@ -297,26 +304,26 @@ def _verdict(
     gpu: str,
 ) -> _Reasoned:
     """Judges a figure of a comparison whose two sides both ran."""
-    measure, _, value = figure
-    if isinstance(value, str):
+    if figure.ran_out:
         reason = f"{gpu} ran out of memory, and this machine did not"
         return "not judged", reason
-    if value is None:
+    if figure.value is None:
         return "no figure", "the article gives none"
     differing = _differing(result, published.setup)
     if differing:
         reason = f"measured here with {', '.join(differing)}"
         return "not judged", reason
     memory, _ = row.headline_memory or ("", 0.0)
-    if measure != SPEEDUP.name and memory != "peak_allocated_gib":
+    if figure.measure != SPEEDUP.name and memory != "peak_allocated_gib":
         reason = "here the memory of a process on a CPU, in the article that of a GPU"
         return "not judged", reason
     sides = [row.variant, result.variant(row.reference)]
     by_image = any(side.skips_by_image for side in sides)
-    if measure == SPEEDUP.name and by_image and row.variant.config.random_weights:
+    untrained = row.variant.config.random_weights
+    if figure.measure == SPEEDUP.name and by_image and untrained:
         reason = "how many steps are skipped depends on the images, and untrained weights make others"
         return "not judged", reason
-    return _compared(measure, value, measured)
+    return _compared(figure.measure, figure.value, measured)
 
 
 def _differing(result: StudyResult, setup: PublishedSetup) -> list[str]:
@@ -338,12 +345,11 @@ def _differing(result: StudyResult, setup: PublishedSetup) -> list[str]:
 
 def _not_run(result: StudyResult, row: Row, figure: _Figure) -> _Reasoned | None:
     """Returns why one of the sides has no figure here; running out of memory may be what the article reports, too."""
-    measure, _, value = figure
     sides = [row.variant]
-    if measure != MEMORY:
+    if figure.measure != MEMORY:
         sides.append(result.variant(row.reference))
     statuses = [side.status for side in sides]
-    if value == "OOM" and Status.OUT_OF_MEMORY in statuses:
+    if figure.ran_out and Status.OUT_OF_MEMORY in statuses:
         return "reproduced", "ran out of memory here too"
     reasons = []
     for side in sides:

@@ -3,8 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
-from operator import itemgetter
 
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Verdict
@@ -69,15 +67,15 @@ def _advice(baseline: Row | None) -> str:
 
 def _keep_the_baseline(candidates: Sequence[Row], baseline: Row | None) -> str:
     kinds = Counter(map(_speed_and_images, candidates))
-    order = [f"{speed}{images}" for speed, images in product(Speed, _IMAGES_APART)]
+    order = []
+    for speed in Speed:
+        order += [str(speed), f"{speed}{_WITH_WORSE}"]
     counts = []
     for words in (*order, _NOT_MEASURED):
         if kinds[words]:
             counts.append(f"{kinds[words]} {words}")
-    text = (
-        f"{_advice(baseline)}: none of {len(candidates)} is shown to be better "
-        f"({', '.join(counts)})."
-    )
+    better = f"none of {len(candidates)} is shown to be better"
+    text = f"{_advice(baseline)}: {better} ({', '.join(counts)})."
     first = candidates[0]
     if first.speed is Speed.FASTER:
         fastest = _with_reason(described(first, baseline), first)
@@ -100,25 +98,26 @@ def _further_reason(row: Row) -> str:
 
 _NOT_MEASURED = "not measured"
 
-_IMAGES_APART = ("", f" with {Images.WORSE} images")
+_WITH_WORSE = f" with {Images.WORSE} images"
 
 
 def _speed_and_images(row: Row) -> str:
     """Returns a variant's speed in words, and whether it costs the images, so that "faster" alone is no riddle."""
     if row.speed is None:
         return _NOT_MEASURED
-    return f"{row.speed}{_IMAGES_APART[row.images is Images.WORSE]}"
+    if row.images is Images.WORSE:
+        return f"{row.speed}{_WITH_WORSE}"
+    return str(row.speed)
 
 
 def unconfirmed(row: Row, baseline: Row | None) -> str:
     """Returns the answer for a gain that nothing speaks against and that is not shown yet: it, why, and what to do."""
     text = f"{described(row, baseline)}. Not confirmed yet: {shortened(row.because)}."
-    if (
-        not row.command
-    ):  # of images and times of other programs, and of what no command composes
+    command = row.command
+    if not command:  # as of other programs' images, and of what no command composes
         return text
     rulings = row.judgement.rulings if row.judgement else []
-    command, when = row.command, ""
+    when = ""
     for ruling in rulings:
         if ruling.rule == UNDISTURBED and ruling.verdict is not Verdict.PASS:
             when = " while nothing else runs here"
@@ -159,21 +158,24 @@ def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
     if baseline is not None and baseline.status.failure:
         return _baseline_failed(baseline)
     images = []
-    speedups: list[tuple[float, Row]] = []
+    most = 0.0
+    fastest = ""
     for row in candidates:
         if row.images:
             images.append(_untimed_images(row))
-        if row.speedup is not None and row.status is Status.INTERRUPTED:
-            speedups.append((row.speedup.interval.estimate, row))
+        if row.speedup is None or row.status is not Status.INTERRUPTED:
+            continue
+        if row.speedup.interval.estimate > most:
+            most = row.speedup.interval.estimate
+            speedup = f"{row.speedup.text}{unit_text(row.per_image)}"
+            fastest = (
+                f"Not all was measured ({row.because}); "
+                f"so far {row.name}: {speedup}, not judged."
+            )
     if images:
         return f"{'; '.join(images)} (not timed)."
-    if speedups:
-        _, fastest = max(speedups, key=itemgetter(0))
-        assert fastest.speedup is not None
-        return (
-            f"Not all was measured ({fastest.because}); "
-            f"so far {fastest.name}: {fastest.speedup.text}{unit_text(fastest.per_image)}, not judged."
-        )
+    if fastest:
+        return fastest
     first = candidates[0]
     fully = "fully " if any(map(_is_begun, candidates)) else ""
     return f"Nothing was {fully}measured beside the baseline: {first.name}: {first.because}."
@@ -291,10 +293,12 @@ def _from_to(row: Row, baseline: Row | None) -> str:
     after = row.time
     if before is None or after is None or row.speedup is None:
         return ""
-    interval, of_times = row.speedup.interval, before.estimate / after.estimate
+    interval = row.speedup.interval
     low = interval.low or interval.estimate * (1 - _NEARLY)
     high = interval.high or interval.estimate * (1 + _NEARLY)
-    if (of_times >= 1) != (interval.estimate >= 1) or not low <= of_times <= high:
+    of_times = before.estimate / after.estimate
+    same_way = (of_times >= 1) == (interval.estimate >= 1)
+    if not same_way or not low <= of_times <= high:
         return ""
     return f" ({times_text(before.estimate, after.estimate)})"
 

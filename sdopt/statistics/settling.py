@@ -14,23 +14,24 @@ _EARLY = 4
 
 def is_settled(result: StudyResult, candidate: VariantResult) -> bool:
     """Returns whether a candidate is faster or slower than each reference, at every shape, by more than chance."""
-    edges = [edge for edge in result.comparisons if edge.candidate == candidate.name]
-    if not edges or any(
-        edge.reference == candidate.name for edge in result.comparisons
-    ):
-        return False
+    references = []
+    for edge in result.comparisons:
+        if edge.reference == candidate.name:
+            return False
+        if edge.candidate == candidate.name:
+            references.append(edge.reference)
     for shape_index in range(len(result.shapes)):
         at_shape = result.at(shape_index)
-        if not all(
-            _differs(at_shape, candidate.name, edge.reference) for edge in edges
-        ):
-            return False
-    return True
+        for reference in references:
+            if not _differs(at_shape, candidate.name, reference):
+                return False
+    return bool(references)
 
 
 def _differs(result: StudyResult, candidate_name: str, reference_name: str) -> bool:
+    candidate = result.variant(candidate_name)
     reference = result.variant(reference_name)
-    speedup = log_speedup(result.variant(candidate_name), reference)
+    speedup = log_speedup(candidate, reference)
     control = result.control
     if speedup is None or control is None:
         return False
@@ -38,6 +39,7 @@ def _differs(result: StudyResult, candidate_name: str, reference_name: str) -> b
     if interval.low is None or interval.high is None:
         return False
     smallest, _ = smallest_change(SPEEDUP, result.config.protocol, reference)
-    clear = interval.low > smallest or interval.high < 1 / smallest
+    if interval.low <= smallest and interval.high >= 1 / smallest:
+        return False
     by_chance = floor(control, result.baseline_variant)
-    return clear and by_chance is not None and exceeds(interval.estimate, by_chance)
+    return by_chance is not None and exceeds(interval.estimate, by_chance)

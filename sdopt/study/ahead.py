@@ -5,7 +5,6 @@ The display of progress and `protocol.budget_s` follow the same estimate.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from sdopt.record.samples import ShapeSamples
 from sdopt.study.session import Session, VariantProcess
@@ -47,16 +46,18 @@ class Ahead:
     """Estimates for one session."""
 
     def __init__(self, session: Session) -> None:
-        self._session, self._study = session, session.study
+        self._session = session
+        self._study = session.study
 
     def call_s(self, process: VariantProcess) -> float | None:
         """Returns the seconds of a warm call at all shapes together; None while no call is known."""
         row = process.row
         this_one = [m for m in row.measurements if m is process.measurement]
         for measurement in [*this_one, *row.measurements]:
-            latest = [_latest_s(samples) for samples in measurement.shapes]
-            if None not in latest:
-                return float(sum(seconds for seconds in latest if seconds is not None))
+            latest = list(map(_latest_s, measurement.shapes))
+            known = [seconds for seconds in latest if seconds is not None]
+            if len(known) == len(latest):
+                return float(sum(known))
         return None
 
     def seconds(self, extent: Extent) -> float | None:
@@ -72,7 +73,8 @@ class Ahead:
         total_s += self._images_s(processes, extent)
         for process in processes:
             total_s += self._preparing_s(process)
-            rounds = max(0, extent.rounds - len(process.measurement.shapes[0].calls))
+            timed = process.measurement.shapes[0].calls
+            rounds = max(0, extent.rounds - len(timed))
             if process.timed and process.row.name not in self._session.settled:
                 total_s += rounds * self._call_or_baseline_s(process)
             total_s += self._inspecting_s(process, extent)
@@ -83,22 +85,21 @@ class Ahead:
     def _blocks_s(self, processes: Sequence[VariantProcess], rounds: int) -> float:
         """Returns the seconds of loading each process again, and of the passes of the baseline between blocks."""
         calls = 1 + self._study.warmup
-        waiting = [
-            process
-            for process in processes
-            if process.timed and not process.measurement.complete
-        ]
         baseline_s = 0.0
         for process in processes:
             if process.row.name == self._session.result.baseline:
                 baseline_s = self._call_or_baseline_s(process)
                 break
-        measurements = chain.from_iterable(p.row.measurements for p in processes)
-        load_s = max((m.load_s or 0.0 for m in measurements), default=0.0)
+        load_s = 0.0
+        for process in processes:
+            for measurement in process.row.measurements:
+                load_s = max(load_s, measurement.load_s or 0.0)
         pass_s = (calls + rounds) * baseline_s + load_s
         seconds = 0.0
-        for process in waiting:
-            seconds += calls * self._call_or_baseline_s(process) + load_s + pass_s
+        for process in processes:
+            if process.timed and not process.measurement.complete:
+                call_s = self._call_or_baseline_s(process)
+                seconds += calls * call_s + load_s + pass_s
         return seconds
 
     @property
@@ -106,18 +107,23 @@ class Ahead:
         """The seconds of scoring, reports and tracking: they import about as much as the command did to begin."""
         return max(LEAST_REPORT_S, _REPORT_SHARE * self._study.begun_after_s)
 
-    def _programs_s(self, processes: Sequence[VariantProcess], extent: Extent) -> float:
+    def _programs_s(
+        self,
+        processes: Sequence[VariantProcess],
+        extent: Extent,
+    ) -> float:
         """Returns the seconds of the programs that reports hand out, those of the fastest variants first."""
         if self._study.protocol.programs_s == 0:
             return 0.0
-        candidates = [
-            p for p in processes if p.first and p.row in self._session.result.candidates
-        ]
+        candidates = self._session.result.candidates
         seconds = []
-        for process in candidates:
-            load_s = process.measurement.load_s or 0.0
-            seconds.append(_PROGRAM_S + load_s + self._call_or_baseline_s(process))
-        return _COMMANDS_S + sum(sorted(seconds)[: extent.programs])
+        for process in processes:
+            if process.first and process.row in candidates:
+                load_s = process.measurement.load_s or 0.0
+                call_s = self._call_or_baseline_s(process)
+                seconds.append(_PROGRAM_S + load_s + call_s)
+        seconds.sort()
+        return _COMMANDS_S + sum(seconds[: extent.programs])
 
     def _call_or_baseline_s(self, process: VariantProcess) -> float:
         for other in [process, *self._session.processes]:
@@ -129,9 +135,8 @@ class Ahead:
     @property
     def unforeseen_s(self) -> float:
         """The seconds that first processes have compiled so far, which no estimate had."""
-        return sum(
-            _compile_s(process) for process in self._session.processes if process.first
-        )
+        first = [process for process in self._session.processes if process.first]
+        return sum(map(_compile_s, first))
 
     def _compiles_s(self, process: VariantProcess) -> float:
         """Returns the seconds that a process will compile, as the first one of its variant did; 0 if that is unknown."""
@@ -145,41 +150,37 @@ class Ahead:
 
     def _load_s(self, process: VariantProcess) -> float:
         """Returns the seconds in which the variant's first process loaded, else the mean of all that have; 0 for none."""
-        load_times = [m.load_s for m in process.row.measurements if m.load_s]
-        if load_times:
-            return load_times[0]
+        for measurement in process.row.measurements:
+            if measurement.load_s:
+                return measurement.load_s
         loads = [m.load_s for m in self._session.result.measurements if m.load_s]
         return sum(loads) / len(loads) if loads else 0.0
 
     def _preparing_s(self, process: VariantProcess) -> float:
         """Returns the seconds of loading, the first call, the warm-up and the discarded round, as far as ahead."""
         samples = process.measurement.shapes[0]
+        if samples.calls:
+            return 0.0
+        sharing = self._study.sharing
         call_s = self._call_or_baseline_s(process)
-        together = 1 if process.first else self._study.sharing.processes
-        calls_together = 1 if process.first else self._study.sharing.calls
         total_s = 0.0
-        if (
-            process.running is None
-            and not samples.calls
-            and not process.measurement.complete
-        ):
+        if process.running is None and not process.measurement.complete:
+            together = 1 if process.first else sharing.processes
+            calls_together = 1 if process.first else sharing.calls
             total_s += self._load_s(process) / together
             total_s += self._compiles_s(process)
             total_s += max(1, self._study.warmup) * call_s / calls_together
-        if (
-            process.timed
-            and not samples.calls
-            and not samples.discarded_s
-            and self._session.interleaved
-        ):
-            total_s += call_s / self._study.sharing.calls
+        discards = process.timed and self._session.interleaved
+        if discards and not samples.discarded_s:
+            total_s += call_s / sharing.calls
         return total_s
 
     def _inspecting_s(self, process: VariantProcess, extent: Extent) -> float:
         """Returns the seconds of evidence, stages and images of a process, as far as they are ahead."""
         if process.measurement.complete:
             return 0.0
-        study, call_s = self._study, self._call_or_baseline_s(process)
+        study = self._study
+        call_s = self._call_or_baseline_s(process)
         total_s = 0.0
         if process.first or extent.evidence:
             total_s += PROFILED * call_s / study.sharing.calls
@@ -202,13 +203,11 @@ class Ahead:
 
         In blocks each draws alone.
         """
-        drawing = [
-            process
-            for process in processes
-            if process.first
-            and not process.measurement.complete
-            and not self._study.draws_floors(process.row)
-        ]
+        drawing = []
+        for process in processes:
+            open_first = process.first and not process.measurement.complete
+            if open_first and not self._study.draws_floors(process.row):
+                drawing.append(process)
         together = self._study.sharing.processes if self._session.interleaved else 1
         seconds = 0.0
         for group in batched(drawing, together):
@@ -226,11 +225,13 @@ class Ahead:
         kept = {record.prompt_index for record in process.row.kept_images}
         prompts -= sum(prompt < prompts for prompt in kept)
         calls = study.sharing.image_calls(draw, prompts, timed_batch)
-        return calls * self._call_or_baseline_s(process) / len(study.shapes)
+        call_s = self._call_or_baseline_s(process)
+        return calls * call_s / len(study.shapes)
 
 
 def _compile_s(process: VariantProcess) -> float:
-    return sum(samples.compile_s or 0.0 for samples in process.measurement.shapes)
+    shapes = process.measurement.shapes
+    return sum(samples.compile_s or 0.0 for samples in shapes)
 
 
 def _latest_s(samples: ShapeSamples) -> float | None:

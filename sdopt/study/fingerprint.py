@@ -33,7 +33,10 @@ _PROMPTS = "prompts"
 NOT_FETCHED = "not fetched"
 """Stands for the digest of a model that is not here."""
 
-_BLOCK, _ROW = 4 * 2**20, 4096
+_BLOCK = 4 * 2**20
+"""Bytes that are read at a time, and the size of files that are digested whole."""
+
+_ROW = 4096
 
 
 def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]:
@@ -41,16 +44,12 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
 
     `code()` covers the code of sdopt's own options.
     """
-    mine = own_files(
-        (type(option) for option in variant.optimizations.values()),
-        [Path(function.rpartition(":")[0]) for function in variant.functions],
-    )
-    files = {"options": mine} | {
-        name: [path] for name, path in files_of(variant.task, variant.model).items()
-    }
-    with suppress(
-        UsageError
-    ):  # a variant is only planned if its files were not fetched
+    options = map(type, variant.optimizations.values())
+    functions = [function.rpartition(":")[0] for function in variant.functions]
+    files = {"options": own_files(options, list(map(Path, functions)))}
+    for name, path in files_of(variant.task, variant.model).items():
+        files[name] = [path]
+    with suppress(UsageError):  # of files that were not fetched: it is only planned
         files["parts"] = variant.files(fetch=False)
     if variant.workload.latents is not None:
         files["latents"] = [Path(variant.workload.latents).expanduser()]
@@ -63,7 +62,9 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
 
 
 def changed_inputs(
-    variant: Variant, recorded: Mapping[str, str], model: Callable[[Model], str]
+    variant: Variant,
+    recorded: Mapping[str, str],
+    model: Callable[[Model], str],
 ) -> dict[str, tuple[str, str]]:
     """Returns which of the files behind a variant's recorded inputs are others now, each with both digests.
 
@@ -72,7 +73,9 @@ def changed_inputs(
     changed = {}
     for name, digest in inputs_of(variant, model).items():
         was = recorded.get(name, digest)
-        if name != _PROMPTS and digest != was and NOT_FETCHED not in (digest, was):
+        if name == _PROMPTS or NOT_FETCHED in (digest, was):
+            continue
+        if digest != was:
             changed[name] = (was, digest)
     return changed
 
@@ -80,7 +83,8 @@ def changed_inputs(
 @cache
 def code() -> str:
     """Returns a digest of sdopt's own source files."""
-    return _digest(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))
+    files = sorted(PACKAGE.rglob("*.py"))
+    return _digest(file.read_bytes() for file in files)
 
 
 def of_prompts(prompts: Iterable[str]) -> str:
@@ -102,13 +106,15 @@ def of_model(model: Model) -> str:
             sources += [Path(part).expanduser() for part in parts]
     except UsageError:
         return NOT_FETCHED  # a variant that is only planned, or cannot run here, needs no weights
-    sources += [Path(model.tokenizer).expanduser()] if model.tokenizer else []
+    if model.tokenizer:
+        sources.append(Path(model.tokenizer).expanduser())
     files: list[Path] = []
     for source in sources:
         files += [source] if source.is_file() else _read_from(source)
     if given and (beside := given.with_suffix(".yaml")).is_file():
         files.append(beside)  # which may say what the file predicts
-    return _digest_of(tuple((path, state_of(path)) for path in files))
+    states = [(path, state_of(path)) for path in files]
+    return _digest_of(tuple(states))
 
 
 @lru_cache(maxsize=64)
@@ -125,10 +131,11 @@ def _read_from(folder: Path) -> list[Path]:
 
     A component may be a link to the folder of another pipeline, into which `rglob` does not look.
     """
-    files = [
-        path for path in folder.glob("*/*") if path.suffix in _WEIGHTS_AND_SETTINGS
-    ]
-    return sorted([*folder.glob("model_index.json"), *files])
+    files = [*folder.glob("model_index.json")]
+    for path in folder.glob("*/*"):
+        if path.suffix in _WEIGHTS_AND_SETTINGS:
+            files.append(path)
+    return sorted(files)
 
 
 @lru_cache(maxsize=256)
@@ -143,15 +150,16 @@ def _content(path: Path, _state: tuple[int, ...]) -> bytes:
     parts = [str(size).encode()]
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK):
-            whole = len(block) // _ROW * _ROW
-            words = np.frombuffer(block, "<u8", whole // 8)
-            words = words.reshape(-1, _ROW // 8)
+            rows = len(block) // _ROW
+            words = np.frombuffer(block, "<u8", rows * _ROW // 8)
+            words = words.reshape(rows, _ROW // 8)
             parts += [
                 words.sum(1, "<u8").tobytes(),
                 np.bitwise_xor.reduce(words, 1).tobytes(),
                 block[words.nbytes :],
             ]
-    return hashlib.sha256(b"".join(parts)).digest()
+    content = b"".join(parts)
+    return hashlib.sha256(content).digest()
 
 
 def _digest(parts: Iterable[bytes]) -> str:
@@ -198,15 +206,15 @@ def _beside(name: str, folders: Sequence[Path]) -> Path | None:
 @cache
 def _own(file: Path) -> bool:
     """Returns whether a file belongs neither to sdopt, nor to Python, nor to a library that is installed."""
-    standard = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}
     resolved = file.resolve()
-    if any(
-        resolved.is_relative_to(folder.resolve())
-        for folder in (PACKAGE, *map(Path, standard))
-    ):
+    folders = [PACKAGE]
+    for kind in ("stdlib", "platstdlib"):
+        folders.append(Path(sysconfig.get_path(kind)))
+    if any(resolved.is_relative_to(folder.resolve()) for folder in folders):
         return False
     # By name, because an environment may take libraries from the folder of another one.
-    return not {"site-packages", "dist-packages"} & {*resolved.parts}
+    libraries = {"site-packages", "dist-packages"}
+    return libraries.isdisjoint(resolved.parts)
 
 
 def _file_of(name: str) -> Path | None:
@@ -218,16 +226,17 @@ def _file_of(name: str) -> Path | None:
         except (ImportError, ValueError, AttributeError):
             return None
         loaded = spec.origin if spec else None
-    return (
-        Path(loaded)
-        if loaded and loaded.endswith(".py") and Path(loaded).is_file()
-        else None
-    )
+    if not loaded or not loaded.endswith(".py"):
+        return None
+    file = Path(loaded)
+    return file if file.is_file() else None
 
 
 def _imported(name: str, file: Path) -> Iterator[str]:
     """Yields the names of the modules that a module may import, and of the packages that these are in."""
-    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    package = name
+    if file.name != "__init__.py":
+        package, _, _ = name.rpartition(".")
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -245,4 +254,5 @@ def _imported(name: str, file: Path) -> Iterator[str]:
             continue
         for imported in names:
             parts = imported.split(".")
-            yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+            for length in range(1, len(parts) + 1):
+                yield ".".join(parts[:length])

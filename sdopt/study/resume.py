@@ -1,7 +1,7 @@
 """Resumes or extends a study: checks that it is the same one, sets variants back to pending, says what they lack."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,27 +62,21 @@ def merge_resumed(
     fresh = parse_result(to_json(fresh))
     differing = list(_differences(previous, fresh, plan))
     if differing:
-        raise UsageError(
-            [
-                f"resume={folder}: cannot continue the study: {difference}"
-                for difference in differing
-            ]
-        )
-    if shrunk := list(_shrunk(previous.config, fresh.config)):
+        why = f"resume={folder}: cannot continue the study"
+        raise UsageError([f"{why}: {difference}" for difference in differing])
+    grown = _grown(previous.config, fresh.config)
+    if shrunk := list(_shrunk(previous.config, fresh.config, grown)):
         raise UsageError([f"resume={folder}: {problem}" for problem in shrunk])
-    if _grown(previous.config, fresh.config):
-        _extend(previous, fresh)
+    if grown:
+        _extend(previous, fresh, "quality.prompt_count" in grown)
     for row in previous.variants:
         if row.status is Status.INTERRUPTED or (retry_failed and row.to_retry):
-            row.status, row.reason = Status.PENDING, ""
-            for measurement in row.measurements:
-                measurement.complete = (
-                    measurement.complete and measurement.replicate not in row.silent
-                )
+            _reopen(row, row.silent)
     pending = any(row.status is Status.PENDING for row in previous.variants)
     if pending:
         # The looks that these verdicts took stay spent.
-        previous.gate, previous.judgements = "", []
+        previous.gate = ""
+        previous.judgements = []
     if pending or fresh.config.gate.judges:
         previous.config = _with_keys(previous.config, fresh.config, _THRESHOLDS)
     baseline = previous.baseline_variant
@@ -97,7 +91,8 @@ def merge_resumed(
 
 def is_elsewhere(previous: StudyResult, fresh: StudyResult) -> bool:
     """Returns whether two results are of different machines; the same card counts as one, whatever its host's name."""
-    was, now = previous.environment, fresh.environment
+    was = previous.environment
+    now = fresh.environment
     # Earlier results name no host.
     if was.host in ("", now.host):
         return False
@@ -107,15 +102,19 @@ def is_elsewhere(previous: StudyResult, fresh: StudyResult) -> bool:
 
 def _grown(was: RecordedConfig, now: RecordedConfig) -> list[str]:
     """Returns which of the keys that may change have changed."""
-    before, after = was.flat(), now.flat()
+    before = was.flat()
+    after = now.flat()
     return [key for key in EXTENSIONS if before[key] != after[key]]
 
 
-def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
+def _shrunk(
+    was: RecordedConfig,
+    now: RecordedConfig,
+    grown: Sequence[str],
+) -> Iterator[str]:
     """Yields the changes that would remove something from a study, or add something that it cannot have."""
     before = was.flat()
     after = now.flat()
-    grown = _grown(was, now)
     for key in _GROWING:
         if key in grown and (after[key] or 0) < (before[key] or 0):
             yield f"{key}={after[key]}: a study can only be extended, and this one has {before[key]}"
@@ -128,27 +127,37 @@ def _shrunk(was: RecordedConfig, now: RecordedConfig) -> Iterator[str]:
                 "protocol.precision=null: cannot be unset, because this study added processes for a precision, and its "
                 "intervals account for that"
             )
-        yield from (
-            f"{key}: cannot change in a study with protocol.precision; change protocol.precision or protocol.budget_s"
-            for key in ("protocol.rounds", "protocol.replicates")
-            if key in grown
-        )
+        for key in ("protocol.rounds", "protocol.replicates"):
+            if key in grown:
+                yield (
+                    f"{key}: cannot change in a study with protocol.precision; "
+                    "change protocol.precision or protocol.budget_s"
+                )
+
+
+def _reopen(row: VariantResult, replicates: Collection[int]) -> None:
+    """Sets a variant back to pending, and those of its processes that are of these replicates to incomplete."""
+    row.status = Status.PENDING
+    row.reason = ""
+    for measurement in row.measurements:
+        if measurement.replicate in replicates:
+            measurement.complete = False
 
 
 def _measure_the_spared(row: VariantResult, budget: Budget | None) -> None:
     """Marks the processes of which a budget left out evidence or stages as incomplete."""
+    left_out_stages = budget is not None and not budget.stages
     for measurement in row.measurements:
-        without_stages = (
-            budget is not None and not budget.stages and measurement.replicate == 0
-        )
+        without_stages = left_out_stages and measurement.replicate == 0
         if measurement.spared or without_stages:
-            measurement.spared = measurement.complete = False
+            measurement.spared = False
+            measurement.complete = False
 
 
-def _extend(previous: StudyResult, fresh: StudyResult) -> None:
+def _extend(previous: StudyResult, fresh: StudyResult, more_prompts: bool) -> None:
     """Applies the extended configuration, and marks all measured variants as incomplete."""
-    budget, previous.budget = previous.budget, None
-    more_prompts = "quality.prompt_count" in _grown(previous.config, fresh.config)
+    budget = previous.budget
+    previous.budget = None
     more_prompts |= budget is not None and budget.prompts is not None
     previous.environment.command = _extended_command(previous, fresh)
     for old, new in zip(previous.variants, fresh.variants, strict=True):
@@ -157,25 +166,25 @@ def _extend(previous: StudyResult, fresh: StudyResult) -> None:
         old.command = ""  # it composes the study as it was
         if not old.status.measured or old.status is Status.SLOWER:
             continue
-        old.status, old.reason = Status.PENDING, ""
+        # All images are drawn again, not only the new ones: a short last batch is filled up from the first prompts.
+        _reopen(old, (0,) if more_prompts else ())
         _measure_the_spared(old, budget)
         if more_prompts:
-            # All images are drawn again, not only the new ones: a short last batch is filled up from the first prompts.
-            old.images, old.kept_images, old.quality = [], [], {}
+            old.images = []
+            old.kept_images = []
+            old.quality = {}
             old.trips = old.trips_at_shapes
-            for measurement in old.measurements:
-                measurement.complete = (
-                    measurement.complete and measurement.replicate != 0
-                )
     previous.config = _with_keys(previous.config, fresh.config, EXTENSIONS)
     # The number of processes that a precision needs is known only after measuring, so the study is not finished yet.
     previous.status = "running"
     if more_prompts:
-        previous.redrawn, previous.floors = {}, {}
+        previous.redrawn = {}
+        previous.floors = {}
         for comparison in previous.comparisons:
             comparison.quality = {}
     if previous.precision is not None:
-        previous.precision.needed, previous.precision.stopped = {}, ""
+        previous.precision.needed = {}
+        previous.precision.stopped = ""
 
 
 def _extended_command(previous: StudyResult, fresh: StudyResult) -> list[str]:
@@ -191,13 +200,16 @@ def _extended_command(previous: StudyResult, fresh: StudyResult) -> list[str]:
 
 
 def _with_keys(
-    was: RecordedConfig, now: RecordedConfig, keys: Sequence[str]
+    was: RecordedConfig,
+    now: RecordedConfig,
+    keys: Sequence[str],
 ) -> RecordedConfig:
     """Returns a configuration with the values that another has for some keys."""
     for key in keys:
         section, name = key.split(".")
-        changed = {name: getattr(getattr(now, section), name)}
-        was = replace(was, **{section: replace(getattr(was, section), **changed)})
+        value = getattr(getattr(now, section), name)
+        changed = replace(getattr(was, section), **{name: value})
+        was = replace(was, **{section: changed})
     return was
 
 
@@ -222,18 +234,19 @@ def _differences(
     changeable = (*_CHANGEABLE, *EXTENSIONS)
     changed = list(_between(asdict(previous.config), asdict(fresh.config), changeable))
     yield from changed
-    was = {row.name: row.role for row in previous.variants}
-    now = {row.name: row.role for row in fresh.variants}
-    if list(was.items()) != list(now.items()):
-        yield f"its variants were {', '.join(was)}, now {', '.join(now)}"
+    was = [(row.name, row.role) for row in previous.variants]
+    now = [(row.name, row.role) for row in fresh.variants]
+    if was != now:
+        names_before = ", ".join(name for name, _ in was)
+        names_now = ", ".join(name for name, _ in now)
+        yield f"its variants were {names_before}, now {names_now}"
         return
     variants = {variant.name: variant for variant in plan.variants}
     variants[CONTROL] = plan.baseline
     for old, new in zip(previous.variants, fresh.variants, strict=True):
         if not changed:
-            for difference in _between(
-                asdict(old.config), asdict(new.config), changeable
-            ):
+            configs = (asdict(old.config), asdict(new.config))
+            for difference in _between(*configs, changeable):
                 yield f"{old.name}: {difference}"
         # With more prompts, the first ones must be those drawn before.
         variant = variants[old.name]
@@ -353,10 +366,10 @@ def _lacking_rounds(
                 for name in pair:
                     process = name, replicate
                     lacking[process] = max(lacks, lacking.get(process, 0))
-    baselines = usable & {
-        result.baseline,
-        result.control.name if result.control else "",
-    }
+    baselines = {result.baseline}
+    if result.control:
+        baselines.add(result.control.name)
+    baselines &= usable
     for replicate in {replicate for _, replicate in lacking}:
         for name in baselines:
             lacking.setdefault((name, replicate), 0)

@@ -84,11 +84,11 @@ class _Timing:
         One that is disturbed itself is the last: the machine stays as it is, and the intervals show what that costs.
         Without `protocol.interference` there is none. `start` is how many calls the samples had before the first round.
         """
-        session, rounds = self._session, self._session.rounds
+        session = self._session
+        rounds = session.rounds
         yield from range(1, rounds + 1)
-        for number in range(
-            rounds + 1, rounds + session.extra_rounds + 1 if rounds else 0
-        ):
+        extra = session.extra_rounds if rounds else 0
+        for number in range(rounds + 1, rounds + extra + 1):
             samples = timed()
             worst = worst_by_round(samples)[start:]
             if not another_may_help(worst, rounds, session.protocol.interference):

@@ -124,29 +124,29 @@ def shown_in(
             if outcome.standing is Standing.CANNOT_RUN and outcome.why in skipped:
                 continue
             known = found.setdefault(outcome.key, {})
-            other = known.get(label)
-            if other is None or ORDER.index(outcome.standing) < ORDER.index(
-                other.standing
-            ):
+            best = known.setdefault(label, outcome)
+            if ORDER.index(outcome.standing) < ORDER.index(best.standing):
                 known[label] = outcome
     return {key: dict(sorted(known.items())) for key, known in found.items()}
 
 
 def label_of(
-    kind: str, name: str, sheets: Mapping[str, Sheet], memory_gib: float | None = None
+    kind: str,
+    name: str,
+    sheets: Mapping[str, Sheet],
+    memory_gib: float | None = None,
 ) -> str:
     """Returns a device's name in the matrix: the name on the card's data sheet, or one name for all processors."""
     if kind == "cpu":
         return _CPU
-    sheet = sheet_of(name, sheets.values(), memory_gib) or next(
-        (sheet for sheet in sheets.values() if sheet.name == name), None
-    )
+    sheet = sheet_of(name, sheets.values(), memory_gib)
     return name if sheet is None else sheet.name
 
 
 def grouped(texts: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, str, str]]:
     """Yields models and tasks grouped by their common statement, with as few groups as possible."""
-    models, tasks = (list(dict.fromkeys(names)) for names in zip(*texts, strict=True))
+    models = list(dict.fromkeys(model for model, _ in texts))
+    tasks = list(dict.fromkeys(task for _, task in texts))
     alike: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for model in models:
         by_text: dict[str, list[str]] = {}

@@ -1,6 +1,7 @@
 """Reads what a graph of ComfyUI says of an image: the nodes as they were queued, of which links name one another."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,16 +46,19 @@ _OF_FILES = re.compile(r"file_?name|prefix|path|folder|caption", re.IGNORECASE)
 _PASSING = ("reroute", "vaedecode", "getnode", "setnode", "")
 """Nodes without values that change nothing where they stand."""
 
-_PLAIN = {
-    "steps": ("steps",),
-    "sampler": ("sampler_name",),
-    "scheduler": ("scheduler",),
-    "cfg": ("cfg",),
-    "denoise": ("denoise",),
-    "start_at_step": ("start_at_step",),
-    "end_at_step": ("end_at_step",),
+_SETTINGS = {
+    "prompt": (("positive", "conditioning"), (*_TEXTS, "positive")),
+    "negative": (("negative",), (*_TEXTS, "negative")),
+    "seed": (("noise_seed", "seed"), _SEEDS),
+    "steps": (("steps",), ("steps", "value")),
+    "sampler": (("sampler_name",), ("sampler_name", "value")),
+    "scheduler": (("scheduler",), ("scheduler", "value")),
+    "cfg": (("cfg",), ("cfg", "value")),
+    "denoise": (("denoise",), ("denoise", "value")),
+    "start_at_step": (("start_at_step",), ("start_at_step", "value")),
+    "end_at_step": (("end_at_step",), ("end_at_step", "value")),
 }
-"""Settings that stand at a sampler or at one of its parts, with the names of the inputs."""
+"""Settings that stand at a sampler or at one of its parts: the names of the inputs, and what links lead through."""
 
 
 def is_faster(kind: str) -> bool:
@@ -70,18 +74,14 @@ def facts_of_graph(nodes: Mapping[str, Any]) -> dict[str, Any]:
     of them say counts: nobody says which of them made the image.
     """
     graph = _Graph(nodes)
-    common: dict[str, Any] | None = None
-    for sampler in graph.first_samplers():
-        facts = graph.facts(sampler)
-        if common is None:
-            common = facts
-        else:
-            common = {
-                name: value
-                for name, value in common.items()
-                if facts.get(name) == value
-            }
-    return common or {}
+    said = [graph.facts(sampler) for sampler in graph.first_samplers()]
+    if not said:
+        return {}
+    common = {}
+    for name, value in said[0].items():
+        if all(facts.get(name) == value for facts in said):
+            common[name] = value
+    return common
 
 
 def others_of_graph(nodes: Mapping[str, Any]) -> dict[str, str]:
@@ -96,26 +96,46 @@ def others_of_graph(nodes: Mapping[str, Any]) -> dict[str, str]:
     return graph.unread()
 
 
-class _Graph:
+class Nodes:
+    """The nodes of a graph.
+
+    Attributes:
+        inputs: of each node, by its name.
+        kinds: the class of each node, by its name.
+    """
+
     def __init__(self, nodes: Mapping[str, Any]) -> None:
-        self.read: set[tuple[int, str]] = set()
-        """What was read as a setting: the identity of a node's inputs, and the name of one."""
         self.inputs: dict[str, Inputs] = {}
-        self.kinds: dict[int, str] = {}
-        """The class of each node, by the identity of its inputs."""
+        self.kinds: dict[str, str] = {}
         for name, node in nodes.items():
-            if isinstance(node, dict) and isinstance(node.get("inputs"), dict):
-                self.inputs[str(name)] = node["inputs"]
-                self.kinds[id(node["inputs"])] = str(node.get("class_type", ""))
+            inputs = node.get("inputs") if isinstance(node, dict) else None
+            if isinstance(inputs, dict):
+                self.inputs[str(name)] = inputs
+                self.kinds[str(name)] = str(node.get("class_type", ""))
+
+    def source(self, value: Any) -> str | None:
+        """Returns the node that a link comes from; None if the value is no link."""
+        if not isinstance(value, list) or not value:
+            return None
+        name = str(value[0])
+        return name if name in self.inputs else None
+
+
+class _Graph(Nodes):
+    def __init__(self, nodes: Mapping[str, Any]) -> None:
+        super().__init__(nodes)
+        self.read: defaultdict[int, set[str]] = defaultdict(set)
+        """The names of the inputs that were read as settings, by the identity of a node's inputs."""
         self.is_sampler = _is_sampler
         if not any(map(_is_sampler, self.inputs.values())):
             self.is_sampler = _is_other_sampler
 
-    def source(self, value: Any) -> str | None:
-        """Returns the node that a link comes from; None if the value is no link."""
-        if isinstance(value, list) and value and str(value[0]) in self.inputs:
-            return str(value[0])
-        return None
+    def kind_of(self, node: Inputs) -> str:
+        """Returns the class of a node of these inputs; "" if there is none."""
+        for name, inputs in self.inputs.items():
+            if inputs is node:
+                return self.kinds[name]
+        return ""
 
     def follow(self, value: Any, names: Sequence[str]) -> Any:
         """Follows links until a plain value stands under one of the names; None where they lead nowhere."""
@@ -133,23 +153,26 @@ class _Graph:
                 value = inputs[name]
                 # A file, at which the way to the size of the latents ends, is no size.
                 if name not in _LATENTS or self.source(value) is not None:
-                    self.read.add((id(inputs), name))
+                    self.read[id(inputs)].add(name)
                 return value
         return None
 
-    def upstream(self, inputs: Inputs, through: Sequence[str] = ()) -> Iterator[Inputs]:
+    def upstream(
+        self,
+        inputs: Inputs,
+        through: Sequence[str] = (),
+    ) -> Iterator[Inputs]:
         """Yields a node's inputs, and those of all nodes before it, the nearest first; `through` limits the links."""
-        waiting, seen = [inputs], set[str]()
+        waiting = [inputs]
+        seen: set[str] = set()
         while waiting:
             inputs = waiting.pop(0)
             yield inputs
             for name, value in inputs.items():
                 node = self.source(value)
-                if (
-                    node is not None
-                    and node not in seen
-                    and (not through or name in through)
-                ):
+                if node is None or node in seen:
+                    continue
+                if not through or name in through:
                     seen.add(node)
                     waiting.append(self.inputs[node])
 
@@ -158,32 +181,24 @@ class _Graph:
         for inputs in self.inputs.values():
             if not self.is_sampler(inputs):
                 continue
-            before = list(self.upstream(inputs))[1:]
-            if not any(
-                self.is_sampler(other) for other in before if other is not inputs
-            ):
+            before = [node for node in self.upstream(inputs) if node is not inputs]
+            if not any(map(self.is_sampler, before)):
                 yield inputs
 
     def facts(self, sampler: Inputs) -> dict[str, Any]:
         """Returns what a sampler and the nodes before it say."""
         parts = list(self.upstream(sampler, _PARTS))
-        facts: dict[str, Any] = {
-            "prompt": self.first_value(
-                parts, ("positive", "conditioning"), (*_TEXTS, "positive")
-            ),
-            "negative": self.first_value(parts, ("negative",), (*_TEXTS, "negative")),
-            "seed": self.first_value(parts, ("noise_seed", "seed"), _SEEDS),
-        }
-        for setting, names in _PLAIN.items():
-            facts[setting] = self.first_value(parts, names, (*names, "value"))
-        if any(self.kinds.get(id(inputs)) == _UNGUIDED for inputs in parts):
+        facts: dict[str, Any] = {}
+        for setting, (names, through) in _SETTINGS.items():
+            facts[setting] = self.first_value(parts, names, through)
+        if _UNGUIDED in map(self.kind_of, parts):
             facts["cfg"] = 1
         latents = self.first_value(parts, ("latent_image", "latent"), ())
         for side in ("width", "height"):
-            facts[side] = self.follow(
-                latents, (side, f"empty_latent_{side}", "value", *_LATENTS)
-            )
-        facts["batch_size"] = self.follow(latents, ("batch_size", "value", *_LATENTS))
+            names = (side, f"empty_latent_{side}", "value", *_LATENTS)
+            facts[side] = self.follow(latents, names)
+        names = ("batch_size", "value", *_LATENTS)
+        facts["batch_size"] = self.follow(latents, names)
         facts |= self.model(parts)
         for inputs in self.upstream(sampler):
             # Some nodes load and encode in one.
@@ -191,19 +206,25 @@ class _Graph:
             if skip is not None:
                 facts.setdefault("clip_skip", self.follow(skip, ("value",)))
         facts |= self.conditions(sampler)
-        decoders = [
-            inputs
-            for inputs in self._making()
-            if isinstance(inputs.get("vae_name"), str)
-        ]
-        if len({inputs["vae_name"] for inputs in decoders}) == 1:
-            for inputs in decoders:
-                facts["vae"] = self._taken(inputs, ("vae_name",))
-        return {
-            name: value
-            for name, value in facts.items()
-            if isinstance(value, str | int | float)
-        }
+        facts["vae"] = self._decoder()
+        known = {}
+        for name, value in facts.items():
+            if isinstance(value, str | int | float):
+                known[name] = value
+        return known
+
+    def _decoder(self) -> str | None:
+        """Returns the name of the VAE that a graph loads by itself; None if it loads none, or several."""
+        loading = []
+        for inputs in self._making():
+            if isinstance(inputs.get("vae_name"), str):
+                loading.append(inputs)
+        names = {inputs["vae_name"] for inputs in loading}
+        if len(names) != 1:
+            return None
+        for inputs in loading:
+            self._taken(inputs, ("vae_name",))
+        return str(names.pop())
 
     def conditions(self, sampler: Inputs) -> dict[str, Any]:
         """Returns what acts on a sampler beside its prompts: guidance as an input, shifted noise, ControlNets."""
@@ -212,19 +233,19 @@ class _Graph:
         for inputs in self.upstream(sampler):
             if "guidance" in inputs and not self.is_sampler(inputs):
                 guidance = self._taken(inputs, ("guidance",))
-                facts.setdefault(
-                    "distilled_guidance", self.follow(guidance, ("value",))
-                )
+                scale = self.follow(guidance, ("value",))
+                facts.setdefault("distilled_guidance", scale)
             if "model" in inputs:
                 shift = self._taken(inputs, ("shift", "max_shift"))
                 if shift is not None:
                     facts.setdefault("shift", self.follow(shift, ("value",)))
             if "control_net" in inputs:
-                name = self.follow(
-                    inputs["control_net"], ("control_net_name", "control_net")
-                )
+                names = ("control_net_name", "control_net")
+                name = self.follow(inputs["control_net"], names)
                 strength = self._taken(inputs, ("strength",))
-                nets.append(f"{name}:{1 if strength is None else strength}")
+                if strength is None:
+                    strength = 1
+                nets.append(f"{name}:{strength}")
         if nets:
             facts["controlnet"] = ", ".join(sorted(nets))
         return facts
@@ -236,56 +257,63 @@ class _Graph:
         """
         by_class: dict[str, list[str]] = {}
         for inputs in self._making():
-            kind = self.kinds[id(inputs)]
-            if not is_faster(kind):
-                by_class.setdefault(kind, []).append(self._unread_of(inputs))
+            kind = self.kind_of(inputs)
+            values = self._unread_of(inputs)
+            if values and not is_faster(kind):
+                by_class.setdefault(kind, []).append(values)
         unread = {}
-        for kind, values in by_class.items():
-            if any(values):
-                unread[kind] = "; ".join(sorted(filter(None, values))).lower()
+        for kind, of_nodes in by_class.items():
+            unread[kind] = "; ".join(sorted(of_nodes)).lower()
         return unread
 
     def _unread_of(self, inputs: Inputs) -> str:
         """Returns the values of a node that were not read; "" if they all were, or it changes no image."""
+        read = self.read[id(inputs)]
         values = []
         for name, value in sorted(inputs.items()):
-            known = (id(inputs), name) in self.read or _is_lora_row(value)
-            empty = value in ("", None) or self.source(value) is not None
-            if not empty and not known and not _FASTER.search(plain_key(name)):
-                text = f"{value:g}" if isinstance(value, float) else str(value)
-                values.append(f"{name}={shortened(text)}")
+            if name in read or _is_lora_row(value):
+                continue
+            if value in ("", None) or self.source(value) is not None:
+                continue
+            if _FASTER.search(plain_key(name)):
+                continue
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            values.append(f"{name}={shortened(text)}")
         if values:
             return ", ".join(values)
-        read = any(node == id(inputs) for node, _ in self.read)
-        passes = plain_key(self.kinds[id(inputs)]) in _PASSING or self.is_sampler(
-            inputs
-        )
-        return "" if read or passes else "in use"
+        if read:
+            return ""
+        passes = plain_key(self.kind_of(inputs)) in _PASSING
+        return "" if passes or self.is_sampler(inputs) else "in use"
 
     def _making(self) -> list[Inputs]:
         """Returns the nodes before those that end the graph, where a sampler is among them.
 
         Of a graph whose samplers nobody knows, all are.
         """
-        unknown = not any(map(self.is_sampler, self.inputs.values()))
+        nodes = self.inputs.values()
+        unknown = not any(map(self.is_sampler, nodes))
         linked: set[str | None] = set()
-        for inputs in self.inputs.values():
+        for inputs in nodes:
             linked.update(map(self.source, inputs.values()))
         making: dict[int, Inputs] = {}
         for name, end in self.inputs.items():
             if name in linked:
                 continue
-            shown = {key: end[key] for key in end if not _OF_FILES.search(key)}
-            before = [end, *list(self.upstream(shown))[1:]]
-            if not (unknown or any(map(self.is_sampler, before))):
-                continue
-            making |= {id(inputs): inputs for inputs in before}
-            if not self.is_sampler(end):
-                del making[id(end)]
+            names = [key for key in end if not _OF_FILES.search(key)]
+            shown = {key: end[key] for key in names}
+            _, *before = self.upstream(shown)
+            if self.is_sampler(end):
+                before.insert(0, end)
+            if unknown or any(map(self.is_sampler, before)):
+                making |= {id(inputs): inputs for inputs in before}
         return list(making.values())
 
     def first_value(
-        self, parts: Sequence[Inputs], names: Sequence[str], through: Sequence[str]
+        self,
+        parts: Sequence[Inputs],
+        names: Sequence[str],
+        through: Sequence[str],
     ) -> Any:
         """Returns what the first part that has one of the names says; the link itself if it is not to be followed."""
         for inputs in parts:
@@ -299,9 +327,10 @@ class _Graph:
         facts: dict[str, Any] = {}
         loras: list[str] = []
         for start in parts:
-            for inputs in self.upstream({"model": start.get("model")}, ("model",)):
+            model = {"model": start.get("model")}
+            for inputs in self.upstream(model, ("model",)):
                 loras += _loras(inputs)
-                self.read |= {(id(inputs), name) for name in inputs.keys() & _OF_LORAS}
+                self.read[id(inputs)] |= inputs.keys() & _OF_LORAS
                 name = self._taken(inputs, _MODELS)
                 if isinstance(name, str):
                     facts.setdefault("model", name)
@@ -334,14 +363,16 @@ _OF_LORAS = {"lora_name", *_STRENGTHS}
 def _loras(inputs: Inputs) -> list[str]:
     """Returns the LoRAs that a node loads, with their weights; one that is switched off loads none."""
     loras = []
-    if isinstance(inputs.get("lora_name"), str) and inputs["lora_name"] != "None":
-        weight = next((inputs[name] for name in _STRENGTHS if name in inputs), 1)
-        loras.append(f"{inputs['lora_name']}:{weight}")
+    name = inputs.get("lora_name")
+    if isinstance(name, str) and name != "None":
+        weights = [inputs[key] for key in _STRENGTHS if key in inputs]
+        weight = weights[0] if weights else 1
+        loras.append(f"{name}:{weight}")
     for row in inputs.values():
         if _is_lora_row(row) and row["on"]:
-            weight, of_clip = row.get("strength", 1), row.get("strengthTwo")
-            of_clip = weight if of_clip is None else of_clip
-            if of_clip != weight:
+            weight = row.get("strength", 1)
+            of_clip = row.get("strengthTwo")
+            if of_clip is not None and of_clip != weight:
                 weight = f"te {of_clip} unet {weight}"
             loras.append(f"{row['lora']}:{weight}")
     return loras

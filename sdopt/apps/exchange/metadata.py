@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.apps.exchange.graphs import facts_of_graph, is_faster, others_of_graph
+from sdopt.apps.exchange.graphs import facts_of_graph, others_of_graph
 from sdopt.apps.exchange.hidden import hidden_text
 from sdopt.apps.exchange.settings import (
     number_or_word,
@@ -77,7 +77,7 @@ def _of_texts(texts: "Texts") -> Origin | None:
             # Nodes of ComfyUI that save as A1111 does leave the graph in the file as well.
             graph = _graph(texts)
             others = {**origin.others, **others_of_graph(graph)}
-            return replace(origin, others=others, wiring=wiring_of(graph, is_faster))
+            return replace(origin, others=others, wiring=wiring_of(graph))
     return None
 
 
@@ -148,7 +148,10 @@ _OF_SCRIPTS = ("", "table", "JSON")
 
 
 def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    return next((values[name] for name in names if values.get(name) is not None), None)
+    for name in names:
+        if values.get(name) is not None:
+            return values[name]
+    return None
 
 
 def _whole(value: Any) -> int | None:
@@ -210,14 +213,11 @@ def _invokeai(texts: Texts) -> Origin | None:
     values = json_object(texts.get("sd-metadata"))
     image = values.get("image")
     if isinstance(image, dict):
+        del values["image"]
         prompt = image.get("prompt")
-        values = {key: value for key, value in values.items() if key != "image"}
         if isinstance(prompt, list):
-            prompt = (
-                prompt[0].get("prompt")
-                if prompt and isinstance(prompt[0], dict)
-                else None
-            )
+            prompts = _dicts(prompt[:1])
+            prompt = prompts[0].get("prompt") if prompts else None
         return _bracketed(values | image, prompt)
     return None
 
@@ -242,10 +242,12 @@ def _without_numbers(value: Any) -> Any:
         return [_without_numbers(item) for item in value]
     if not isinstance(value, dict):
         return value
-    own = {"id", "key"} if "name" in value else {"id"}
-    return {
-        key: _without_numbers(item) for key, item in value.items() if key not in own
-    }
+    numbers = {"id", "key"} if "name" in value else {"id"}
+    rest = {}
+    for key, item in value.items():
+        if key not in numbers:
+            rest[key] = _without_numbers(item)
+    return rest
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
@@ -256,9 +258,8 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 def _hashes(files: list[Any]) -> str:
     """Returns the digests of files of weights: one name may stand for several files."""
-    return ", ".join(
-        sorted(str(file["hash"]) for file in _dicts(files) if "hash" in file)
-    )
+    digests = [str(file["hash"]) for file in _dicts(files) if "hash" in file]
+    return ", ".join(sorted(digests))
 
 
 _INVOKEAI = {"scheduler": "sampler", "guidance": "distilled_guidance"}
@@ -294,9 +295,8 @@ def _bracketed(values: Mapping[str, Any], prompt: Any) -> Origin:
     text = prompt if isinstance(prompt, str) else ""
     negative = ", ".join(part.strip() for part in re.findall(r"\[([^\]]*)\]", text))
     asked = " ".join(re.sub(r"\[[^\]]*\]", "", text).split())
-    return origin_from(
-        "InvokeAI", {**values, "prompt": asked or None, "negative_prompt": negative}
-    )
+    prompts = {"prompt": asked or None, "negative_prompt": negative}
+    return origin_from("InvokeAI", {**values, **prompts})
 
 
 def _json_settings(texts: Texts) -> Origin | None:
@@ -309,7 +309,8 @@ def _json_settings(texts: Texts) -> Origin | None:
         "metadata",
         "generation_data",
     ):
-        values, within = json_object(texts.get(name)), texts
+        within = texts
+        values = json_object(texts.get(name))
         if isinstance(values.get("Comment"), str):  # the chunks of NovelAI's PNG
             within = {**texts, **_as_chunks(values)}
             values = json_object(values["Comment"])
@@ -348,59 +349,69 @@ def _of_json(values: Mapping[str, Any], texts: Texts | None = None) -> Origin | 
 def _swarm(whole: Mapping[str, Any]) -> dict[str, Any]:
     """Returns SwarmUI's values, with the weights of LoRAs, which it lists apart, and digests of files beside names."""
     values = whole["sui_image_params"]
-    names, weights = values.get("loras"), values.get("loraweights")
-    if isinstance(names, str) and isinstance(weights, str):
-        names, weights = names.split(","), weights.split(",")
-    if isinstance(names, list) and isinstance(weights, list):
-        names = [
-            {"name": name, "weight": weight}
-            for name, weight in zip(names, weights, strict=False)
-        ]
+    loras = values.get("loras")
+    weights = values.get("loraweights")
+    if isinstance(loras, str) and isinstance(weights, str):
+        loras = loras.split(",")
+        weights = weights.split(",")
+    if isinstance(loras, list) and isinstance(weights, list):
+        loras = _weighted(loras, weights)
     models: list[Any] = []
     others: list[Any] = []
     for file in _dicts(whole.get("sui_models")):
-        (models if file.get("param") == "model" else others).append(file)
+        if file.get("param") == "model":
+            models.append(file)
+        else:
+            others.append(file)
     digests = {"model_file": _hashes(models), "lora_hashes": _hashes(others)}
-    return {**values, "loras": names, **digests}
+    return {**values, "loras": loras, **digests}
+
+
+def _weighted(names: list[Any], weights: list[Any]) -> list[dict[str, Any]]:
+    """Returns LoRAs whose names and weights a program lists apart, in the form of others."""
+    loras = []
+    for name, weight in zip(names, weights, strict=False):
+        loras.append({"name": name, "weight": weight})
+    return loras
 
 
 def _draw_things(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns Draw Things' values with those of its whole configuration, which it keeps apart."""
     whole = values.get("v2")
     more = whole if isinstance(whole, dict) else {}
-    return {
-        **{key: value for key, value in more.items() if key not in values},
-        **values,
-        "v2": None,
-    }
+    further = {key: value for key, value in more.items() if key not in values}
+    return {**further, **values, "v2": None}
 
 
 def _fooocus(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns Fooocus' values with its LoRAs, each a list of name, weight and digest, in the form of others."""
-    loras = [
-        lora
-        for lora in values.get("loras") or ()
-        if isinstance(lora, list) and len(lora) > 1
-    ]
-    listed = [{"name": lora[0], "weight": lora[1]} for lora in loras]
+    loras = []
+    files = []
+    for lora in values.get("loras") or ():
+        if not isinstance(lora, list) or len(lora) < 2:
+            continue
+        name, weight, *digest = lora
+        loras.append({"name": name, "weight": weight})
+        if digest:
+            files.append({"hash": digest[0]})
     prompt = values.get("prompt")
     return {
         **values,
-        "loras": listed,
-        "lora_hashes": _hashes([{"hash": lora[2]} for lora in loras if len(lora) > 2]),
+        "loras": loras,
+        "lora_hashes": _hashes(files),
         "prompt": "\n".join(prompt) if isinstance(prompt, list) else prompt,
     }
 
 
 def _mflux(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns mflux's values, which list files of LoRAs and their weights apart, and the family as a base model."""
-    files, weights = values.get("lora_paths"), values.get("lora_scales")
+    others = dict(values)
+    others.pop("base_model", None)
+    files = others.pop("lora_paths", None)
+    weights = others.pop("lora_scales", None)
     loras = []
     if isinstance(files, list) and isinstance(weights, list):
-        for file, weight in zip(files, weights, strict=False):
-            loras.append({"name": file, "weight": weight})
-    apart = ("lora_paths", "lora_scales", "base_model")
-    others = {key: value for key, value in values.items() if key not in apart}
+        loras = _weighted(files, weights)
     return {**others, "version": values["mflux_version"], "loras": loras}
 
 
@@ -416,13 +427,13 @@ def _ruined_fooocus(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tensor_art(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns Tensor.Art's values, which list all files of weights as models."""
-    listed = [model for model in values.get("models") or () if isinstance(model, dict)]
-    chosen = [model for model in listed if model.get("type") == "LORA"]
-    loras = [
-        {"name": lora.get("modelFileName"), "weight": lora.get("weight", 1)}
-        for lora in chosen
-    ]
-    return {**values, "model": values["baseModel"].get("modelFileName"), "loras": loras}
+    loras = []
+    for model in _dicts(values.get("models")):
+        if model.get("type") == "LORA":
+            name = model.get("modelFileName")
+            loras.append({"name": name, "weight": model.get("weight", 1)})
+    model = values["baseModel"].get("modelFileName")
+    return {**values, "model": model, "loras": loras}
 
 
 def _is_node(node: Any) -> bool:
@@ -449,18 +460,21 @@ _SETTINGS = re.compile(r", (?:Seed|Sampler): ")
 def _web_ui(texts: Texts) -> Origin | None:
     """Reads A1111's web UI, its forks, and the many that write as it does."""
     for name in ("parameters", "usercomment", "comment", "description"):
-        parts, between = _LAST_LINE.match(texts.get(name, "")), "\n"
+        text = texts.get(name, "")
+        between = "\n"
+        parts = _LAST_LINE.match(text)
         if parts is None:
-            parts, between = _ONE_LINE.match(texts.get(name, "")), " "
+            between = " "
+            parts = _ONE_LINE.match(text)
         if parts is None or not _SETTINGS.search(parts[2]):
             continue
-        prompt, _, negative = f"{between}{parts[1]}".partition(
-            f"{between}Negative prompt:"
-        )
-        entries: dict[str, str] = {}
+        prompts = f"{between}{parts[1]}"
+        prompt, _, negative = prompts.partition(f"{between}Negative prompt:")
+        settings, _, _ = parts[2].partition("\n")
         # What the tab "Extras" has done to the finished image.
         further = texts.get("postprocessing") or texts.get("extras", "")
-        for line in (parts[2].partition("\n")[0], further):
+        entries: dict[str, str] = {}
+        for line in (settings, further):
             for key, value in _ENTRY.findall(line):
                 entries.setdefault(key.strip(), value.strip().strip('"'))
         if calls := re.fullmatch(r"\d+x(\d+)", entries.get("Batch", "")):  # SD.Next
@@ -470,6 +484,9 @@ def _web_ui(texts: Texts) -> Origin | None:
     return None
 
 
+_RESOURCE = ("modelName", "modelVersionName", "modelVersionId")
+
+
 def _weights_of(entries: Mapping[str, str]) -> dict[str, Any]:
     """Returns the files of weights that lists of digests or of Civitai's resources name.
 
@@ -477,10 +494,10 @@ def _weights_of(entries: Mapping[str, str]) -> dict[str, Any]:
     """
     named: dict[str, Any] = {}
     if entries.get("Lora hashes"):
-        names = [
-            part.partition(":")[0].strip() for part in entries["Lora hashes"].split(",")
-        ]
-        named["lora"] = [{"name": name, "weight": ""} for name in names]
+        named["lora"] = []
+        for part in entries["Lora hashes"].split(","):
+            name, _, _ = part.partition(":")
+            named["lora"].append({"name": name.strip(), "weight": ""})
     try:
         resources = json.loads(entries.get("Civitai resources", "[]"))
     except (ValueError, RecursionError):
@@ -489,10 +506,7 @@ def _weights_of(entries: Mapping[str, str]) -> dict[str, Any]:
     for resource in resources:
         if not isinstance(resource, dict):
             continue
-        name = " ".join(
-            str(resource.get(key, ""))
-            for key in ("modelName", "modelVersionName", "modelVersionId")
-        )
+        name = " ".join(str(resource.get(key, "")) for key in _RESOURCE)
         if resource.get("type") == "checkpoint":
             named["model"] = name
         elif resource.get("type") in ("lora", "lycoris", "dora"):
@@ -504,9 +518,9 @@ def _weights_of(entries: Mapping[str, str]) -> dict[str, Any]:
 
 def _fork(entries: Mapping[str, str]) -> str:
     """Returns the program whose settings these are; forks leave out other things than A1111 does."""
-    app, version = entries.get("App", ""), entries.get("Version", "")
-    if app:
-        return app
+    if entries.get("App"):
+        return entries["App"]
+    version = entries.get("Version", "")
     if "fooocus" in version.lower():
         return "Fooocus"
     if version.startswith(_CPP):
@@ -538,7 +552,8 @@ def _graph(texts: Texts) -> dict[str, Any]:
 
 
 def _graph_in(values: Mapping[str, Any]) -> dict[str, Any]:
-    queued, saved = (_object(values.get(name)) for name in ("prompt", "workflow"))
+    queued = _object(values.get("prompt"))
+    saved = _object(values.get("workflow"))
     return without_reroutes(queued) or graph_of_workflow(saved)
 
 
@@ -553,11 +568,13 @@ def _chunks(texts: Texts) -> Origin | None:
     """Reads programs that leave each setting in a chunk of its own: Easy Diffusion, and scripts such as kohya's."""
     if not {"seed", "prompt"} <= texts.keys():
         return None
-    names_model = any("model" in name for name in texts)
-    return origin_from(
-        "Easy Diffusion" if names_model else "a script",
-        {_LABELS.get(name, name): text for name, text in texts.items()},
-    )
+    program = "a script"
+    values = {}
+    for name, text in texts.items():
+        values[_LABELS.get(name, name)] = text
+        if "model" in name:
+            program = "Easy Diffusion"
+    return origin_from(program, values)
 
 
 _LABELS = {

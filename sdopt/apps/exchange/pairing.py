@@ -4,7 +4,7 @@ Images belong together by their file names, or by the prompts and seeds that the
 """
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -41,30 +41,30 @@ def partners(
         for picture, partner in zip(first, named, strict=True):
             _require_one_origin(picture, partner)
         return named
-    if None in [picture.made_from for picture in (*first, *second)]:
+    origins = [picture.made_from for picture in (*first, *second)]
+    if None in origins:
         raise UsageError(_lacks_a_name(first, second, folders))
-    mine, others = _by_origin(first), _by_origin(second)
-    alone = [
-        origin
-        for origin in {*mine, *others}
-        if len(mine.get(origin, ())) != len(others.get(origin, ()))
-    ]
+    mine = _by_origin(first)
+    others = _by_origin(second)
+    alone = []
+    for origin in {*mine, *others}:
+        if len(mine[origin]) != len(others[origin]):
+            alone.append(origin)
     if alone:
         origin = min(alone, key=str)
         prompt, _, seed = origin or (None, "", None)
-        counts = [len(side.get(origin, ())) for side in (mine, others)]
+        counts = f"{len(mine[origin])} and {len(others[origin])}"
         raise UsageError(
             f"{folders[0]} and {folders[1]}: of {len(alone)} prompts and seeds they have not as many images, as of the "
-            f"seed {seed} and the prompt '{prompt}' ({counts[0]} and {counts[1]}); compare the same prompts and seeds"
+            f"seed {seed} and the prompt '{prompt}' ({counts}); compare the same prompts and seeds"
         )
     partner_of: dict[Path, ImportedPicture] = {}
     for origin, pictures in mine.items():
         # Images of one call have one seed in some programs, which number them in order.
-        these, those = (
-            sorted(side, key=_number) for side in (pictures, others[origin])
-        )
-        for one, other in zip(these, those, strict=True):
-            partner_of[one.file] = other
+        pictures.sort(key=_number)
+        others[origin].sort(key=_number)
+        for picture, partner in zip(pictures, others[origin], strict=True):
+            partner_of[picture.file] = partner
     return [partner_of[picture.file] for picture in first]
 
 
@@ -89,7 +89,8 @@ def copies_in(folders: Sequence[Sequence[ImportedPicture]]) -> dict[int, int]:
             continue
         pixels = tuple(look.pixels for look in looks)
         earlier = seen.setdefault(pixels, position)
-        earlier = min(earlier, written_again.get(position, earlier))
+        if position in written_again:
+            earlier = min(earlier, written_again[position])
         if earlier != position:
             copies[position] = copies.get(earlier, earlier)
     return copies
@@ -112,10 +113,12 @@ def _written_again(folders: Sequence[Sequence[ImportedPicture]]) -> dict[int, in
     earliest: dict[int, int] = {}
     for position in range(1, len(lossy)):
         # Images of another brightness are further apart; to compare all of thousands would take minutes.
-        near = np.abs(brightness[:position] - brightness[position]) <= _OF_FORMAT
-        like = np.flatnonzero(near & (lossy[:position] | lossy[position]))
+        apart = np.abs(brightness[:position] - brightness[position])
+        either_lost = lossy[:position] | lossy[position]
+        like = np.flatnonzero((apart <= _OF_FORMAT) & either_lost)
         for side in reduced:
-            like = like[_distances(side[position], side[like]) <= _OF_FORMAT]
+            apart = _distances(side[position], side[like])
+            like = like[apart <= _OF_FORMAT]
         if len(like):
             earliest[position] = int(like[0])
     return earliest
@@ -126,10 +129,10 @@ _Origin = tuple[str | None, str, int] | None
 
 def _by_origin(
     pictures: Sequence[ImportedPicture],
-) -> dict[_Origin, list[ImportedPicture]]:
-    by_origin: dict[_Origin, list[ImportedPicture]] = {}
+) -> defaultdict[_Origin, list[ImportedPicture]]:
+    by_origin = defaultdict(list)
     for picture in pictures:
-        by_origin.setdefault(picture.made_from, []).append(picture)
+        by_origin[picture.made_from].append(picture)
     return by_origin
 
 
@@ -155,7 +158,8 @@ def _lacks_a_name(
     folders: Folders,
 ) -> str:
     names = {picture.file.stem for picture in first}
-    alone = sorted(names ^ {picture.file.stem for picture in second})
+    other_names = {picture.file.stem for picture in second}
+    alone = sorted(names ^ other_names)
     has, lacks = folders if alone[0] in names else folders[::-1]
     return (
         f"{lacks}: has no image named {alone[0]}, as {has} has ({len(alone)} names are in one folder only). Give "
@@ -177,40 +181,36 @@ def of_other_noise(
     if pictures is None:
         by_prompt = {picture.prompt: picture for picture in second}
         prompts = [picture.prompt for picture in first]
-        if (
-            None in prompts
-            or repeated(prompts)
-            or {*prompts} != by_prompt.keys()
-            or len(by_prompt) < len(second)
-        ):
+        several = repeated(prompts) or len(by_prompt) < len(second)
+        if None in prompts or several or {*prompts} != by_prompt.keys():
             raise UsageError(
                 f"{folders[0]} and {folders[1]}: which images are of the same prompt? Give them the same file name, or "
                 "list file, prompt and seed in a prompts.csv in both folders"
             )
         pictures = [by_prompt[prompt] for prompt in prompts]
     for picture, partner in zip(first, pictures, strict=True):
-        if (
-            None not in (picture.prompt, partner.prompt)
-            and picture.prompt != partner.prompt
-        ):
-            raise UsageError(
-                f"{picture.file} and {partner.file}: are of different prompts"
-            )
+        both = f"{picture.file} and {partner.file}"
+        prompts = [picture.prompt, partner.prompt]
+        if None not in prompts and picture.prompt != partner.prompt:
+            raise UsageError(f"{both}: are of different prompts")
         if np.array_equal(read_image(picture.file), read_image(partner.file)):
             raise UsageError(
-                f"{picture.file} and {partner.file}: are the same image; a calibration needs the same prompts from "
+                f"{both}: are the same image; a calibration needs the same prompts from "
                 "other seeds"
             )
     return pictures
 
 
 def _by_name(
-    first: Sequence[ImportedPicture], second: Sequence[ImportedPicture]
+    first: Sequence[ImportedPicture],
+    second: Sequence[ImportedPicture],
 ) -> list[ImportedPicture] | None:
     """Returns the second images in the order of the first ones, by file name; None if the names are not the same."""
     by_stem = {picture.file.stem: picture for picture in second}
     names = [picture.file.stem for picture in first]
-    return [by_stem[name] for name in names] if {*names} == by_stem.keys() else None
+    if {*names} != by_stem.keys():
+        return None
+    return [by_stem[name] for name in names]
 
 
 def other_settings(
@@ -219,9 +219,11 @@ def other_settings(
     meant: Sequence[str] = (),
 ) -> list[str]:
     """Returns in words which settings partners were not made with alike; see `settings.differing`."""
-    pairs, others = [], []
+    pairs = []
+    others = []
     for picture, partner in zip(first, second, strict=True):
-        one, other = picture.origin, partner.origin
+        one = picture.origin
+        other = partner.origin
         pairs.append((_said_by(one), _said_by(other)))
         mine, theirs = _own_words(one, other)
         links, their_links = _links(one, other)
@@ -229,11 +231,15 @@ def other_settings(
     return [*differing(pairs, meant), *others_apart(others, meant)]
 
 
-def untold(first: Sequence[ImportedPicture], second: Sequence[ImportedPicture]) -> str:
+def untold(
+    first: Sequence[ImportedPicture],
+    second: Sequence[ImportedPicture],
+) -> str:
     """Returns in words which images do not say how they were made, as their partners do; "" if none."""
     silent = baseline_silent = 0
     for picture, partner in zip(first, second, strict=True):
-        says, other_says = bool(picture.origin.settings), bool(partner.origin.settings)
+        says = bool(picture.origin.settings)
+        other_says = bool(partner.origin.settings)
         silent += says and not other_says
         baseline_silent += other_says and not says
     words = []
@@ -277,14 +283,17 @@ _NO_PROGRAM = ("", "table", "JSON")
 
 def program_of(pictures: Sequence[ImportedPicture]) -> str:
     """Returns the program that made all images that say one; "" if none does, or several did."""
-    programs = {picture.origin.program for picture in pictures} - {*_NO_PROGRAM}
+    programs = {picture.origin.program for picture in pictures}
+    programs -= {*_NO_PROGRAM}
     return programs.pop() if len(programs) == 1 else ""
 
 
 def version_of(pictures: Sequence[ImportedPicture]) -> str:
     """Returns the version of the program that made all images; "" if none is told, or several are."""
     versions = {picture.origin.version for picture in pictures}
-    return versions.pop() if len(versions) == 1 and program_of(pictures) else ""
+    if len(versions) != 1 or not program_of(pictures):
+        return ""
+    return versions.pop()
 
 
 def batch_of(pictures: Sequence[ImportedPicture]) -> int:
@@ -293,7 +302,8 @@ def batch_of(pictures: Sequence[ImportedPicture]) -> int:
 
 
 def _own_words(
-    one: Origin, other: Origin
+    one: Origin,
+    other: Origin,
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Returns what images of one program say in its own words; of two versions or forks, what both could say."""
     if not are_one_form(one.program, other.program):
@@ -312,8 +322,11 @@ def _links(one: Origin, other: Origin) -> tuple[dict[str, str], dict[str, str]]:
     """Returns how two graphs of the same nodes are joined, where they are joined otherwise."""
     if one.wiring is None or other.wiring is None:
         return {}, {}
-    mine, theirs = one.wiring.beside(other.wiring), other.wiring.beside(one.wiring)
-    return ({LINKS: mine}, {LINKS: theirs}) if mine or theirs else ({}, {})
+    mine = one.wiring.beside(other.wiring)
+    theirs = other.wiring.beside(one.wiring)
+    if not mine and not theirs:
+        return {}, {}
+    return {LINKS: mine}, {LINKS: theirs}
 
 
 def _chosen(values: Mapping[str, str], names: set[str]) -> dict[str, str]:
@@ -336,7 +349,8 @@ def _reduced(pictures: Sequence[ImportedPicture]) -> np.ndarray:
 
 
 def require_alike(
-    first: Sequence[ImportedPicture], second: Sequence[ImportedPicture]
+    first: Sequence[ImportedPicture],
+    second: Sequence[ImportedPicture],
 ) -> None:
     """Checks that partners show the same, as images from the same noise do.
 
@@ -346,17 +360,16 @@ def require_alike(
     """
     if len(first) < 2:
         return
-    mine, other = map(_reduced, (first, second))
-    _require_own_partners(
-        first, second, np.stack([_distances(one, other) for one in mine])
-    )
+    mine = _reduced(first)
+    other = _reduced(second)
+    _require_own_partners(first, second, [_distances(one, other) for one in mine])
     if len(first) < 3:
         return
     apart = _middle(mine, np.roll(other, 1, axis=0))
-    varied = [
-        _middle(side, np.roll(side, 1, axis=0)) > apart / 4 for side in (mine, other)
-    ]
-    if all(varied) and _middle(mine, other) >= _ALIKE * apart:
+    for side in (mine, other):
+        if _middle(side, np.roll(side, 1, axis=0)) <= apart / 4:
+            return
+    if _middle(mine, other) >= _ALIKE * apart:
         names = other_settings(first, second)
         settings = f" ({', '.join(names)})" if names else ""
         raise UsageError(
@@ -377,32 +390,31 @@ def _middle(these: np.ndarray, those: np.ndarray) -> float:
 
 
 def _require_own_partners(
-    first: Sequence[ImportedPicture], second: Sequence[ImportedPicture], far: np.ndarray
+    first: Sequence[ImportedPicture],
+    second: Sequence[ImportedPicture],
+    distances: Sequence[np.ndarray],
 ) -> None:
-    """Raises UsageError if images clearly look like the partner of another one: (n, n) distances.
+    """Raises UsageError if images clearly look like the partner of another one: by n times (n,) distances.
 
     Both must look most like each other, so that broken images, which look like nothing, belong nowhere.
     """
+    nearest_of_second = np.argmin(distances, axis=0)
     elsewhere = []
-    for number in range(len(far)):
-        nearest = int(far[number].argmin())
-        mutual = int(far[:, nearest].argmin()) == number
-        if (
-            nearest != number
-            and mutual
-            and far[number, nearest] < _NEARER * far[number, number]
-        ):
+    for number, far in enumerate(distances):
+        nearest = int(far.argmin())
+        if nearest == number or nearest_of_second[nearest] != number:
+            continue
+        if far[nearest] < _NEARER * far[number]:
             elsewhere.append((number, nearest))
     if not elsewhere:
         return
+    steps = {there - here for here, there in elsewhere}
+    how = ""
+    if len(elsewhere) > 1 and len(steps) == 1:
+        how = f", as if they were shifted by {abs(steps.pop())}"
     number, nearest = elsewhere[0]
-    steps, count = Counter(there - here for here, there in elsewhere).most_common(1)[0]
-    how = (
-        f", as if they were shifted by {abs(steps)}"
-        if count > 1 and count == len(elsewhere)
-        else ""
-    )
-    looks_like, partner = first[number].file, first[nearest].file
+    looks_like = first[number].file
+    partner = first[nearest].file
     many = f"so do {len(elsewhere)} of {len(first)} images{how}"
     raise UsageError(
         f"{second[nearest].file}: looks like {looks_like}, and its partner is {partner} ({many}). Give the files of a "

@@ -32,20 +32,22 @@ class TimesTable:
     @property
     def images(self) -> int | None:
         """How many images each call made, 1 where nobody tells; None if not all made as many."""
-        counts = {_images_of(row) for row in self.rows}
+        counts = set(map(_images_of, self.rows))
         return counts.pop() if len(counts) == 1 else None
 
     @property
     def tells_images(self) -> bool:
         """Whether it says how many images calls made."""
-        return not _AMOUNTS.isdisjoint(map(plain_key, columns_of(self.rows)))
+        columns = map(plain_key, columns_of(self.rows))
+        return not _AMOUNTS.isdisjoint(columns)
 
     @property
     def replicates(self) -> dict[int, list[ImportedRow]]:
         """The calls of each process."""
         by_process: dict[int, list[ImportedRow]] = {}
         for row in self.rows:
-            by_process.setdefault(row.whole("replicate") or 0, []).append(row)
+            replicate = row.whole("replicate") or 0
+            by_process.setdefault(replicate, []).append(row)
         return by_process
 
     @property
@@ -55,13 +57,13 @@ class TimesTable:
         counts: dict[tuple[int, object], int] = {}
         for row in self.rows:
             image = row.text("file")
-            made_from = row.text("prompt"), row.whole("seed")
-            key = (
-                row.whole("replicate") or 0,
-                Path(image).stem if image else made_from,
-            )
-            keys.append((*key, counts.setdefault(key, 0)))
-            counts[key] += 1
+            shows: object = (row.text("prompt"), row.whole("seed"))
+            if image:
+                shows = Path(image).stem
+            key = (row.whole("replicate") or 0, shows)
+            number = counts.get(key, 0)
+            keys.append((*key, number))
+            counts[key] = number + 1
         return keys
 
 
@@ -88,10 +90,11 @@ def times_in(folder: Path) -> TimesTable:
 
 
 def _warms_up(row: ImportedRow) -> bool:
-    values = [
-        value for name, value in row.values.items() if plain_key(name) in _WARM_UP
-    ]
-    return any(number_or_word(value) not in _NO for value in values)
+    words = set()
+    for name, value in row.values.items():
+        if plain_key(name) in _WARM_UP:
+            words.add(number_or_word(value))
+    return not words.issubset(_NO)
 
 
 _ENOUGH, _SLOW = 4, 2.0
@@ -122,12 +125,16 @@ _AMOUNTS = frozenset((*_WHOLE, *_FACTORS))
 
 
 def _images_of(row: ImportedRow) -> int:
-    told: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name in row.values:
-        if plain_key(name) in _AMOUNTS and (count := row.whole(name)):
-            told.setdefault(plain_key(name), count)
-    whole = next((told[name] for name in _WHOLE if name in told), None)
-    return prod(told.values()) if whole is None else whole
+        plain = plain_key(name)
+        count = row.whole(name) if plain in _AMOUNTS else None
+        if count:
+            counts.setdefault(plain, count)
+    for name in _WHOLE:
+        if name in counts:
+            return counts[name]
+    return prod(counts.values())
 
 
 _OF_TIMES = _AMOUNTS | {
@@ -138,32 +145,34 @@ _OF_TIMES = _AMOUNTS | {
 
 
 def unlike_times(
-    first: Sequence[ImportedRow], rows: Sequence[ImportedRow], meant: Sequence[str]
+    first: Sequence[ImportedRow],
+    rows: Sequence[ImportedRow],
+    meant: Sequence[str],
 ) -> list[str]:
     """Returns in words in which columns on machines, batches and settings two tables of times differ."""
-    allowed = {plain_key(name) for name in meant}
+    allowed = set(map(plain_key, meant))
     words = []
     for name in columns_of([*first, *rows]):
-        plain, settings = plain_key(name), settings_of({name: "1"})
-        if (
-            (plain not in _OF_TIMES and not settings)
-            or plain in allowed
-            or settings.keys() & {*meant}
-        ):
+        plain = plain_key(name)
+        settings = settings_of({name: "1"})
+        if plain not in _OF_TIMES and not settings:
             continue
-        mine, theirs = (_values_of(table, name) for table in (first, rows))
+        if plain in allowed or not settings.keys().isdisjoint(meant):
+            continue
+        mine = _values_of(first, name)
+        theirs = _values_of(rows, name)
         if plain in _AMOUNTS:
             mine = mine or _one_image(first, theirs)
             theirs = theirs or _one_image(rows, mine)
         if mine and theirs and mine != theirs:
-            words.append(
-                f"{TIMES}: {name} {' and '.join(theirs)} (baseline {' and '.join(mine)})"
-            )
+            baseline = f"(baseline {' and '.join(mine)})"
+            words.append(f"{TIMES}: {name} {' and '.join(theirs)} {baseline}")
     return words
 
 
 def untold_images(
-    tables: tuple[TimesTable, TimesTable], batches: tuple[int, int]
+    tables: tuple[TimesTable, TimesTable],
+    batches: tuple[int, int],
 ) -> list[str]:
     """Returns in words that nobody knows of how many images times are, beside images that say how many a call made.
 
@@ -171,14 +180,12 @@ def untold_images(
         tables: of the baseline, and of another folder.
         batches: images of a call that their images tell.
     """
-    timed = all(table.rows for table in tables)
-    if (
-        not timed
-        or batches[0] == batches[1]
-        or any(table.tells_images for table in tables)
-    ):
-        return []
     mine, theirs = batches
+    if mine == theirs:
+        return []
+    for table in tables:
+        if not table.rows or table.tells_images:
+            return []
     return [
         f"{TIMES}: seconds of calls of {theirs} images (baseline {mine}), or of one image, as a column images would say"
     ]
@@ -193,17 +200,19 @@ def names_of_columns(rows: Sequence[ImportedRow]) -> Iterator[str]:
 
 def _one_image(rows: Sequence[ImportedRow], told: Sequence[str]) -> list[str]:
     """Returns how many images calls made whose table says nothing of it, beside one that tells one number; or []."""
-    silent = rows and _AMOUNTS.isdisjoint(map(plain_key, columns_of(rows)))
-    return ["1"] if silent and len(told) == 1 else []
+    if not rows or len(told) != 1:
+        return []
+    columns = map(plain_key, columns_of(rows))
+    return ["1"] if _AMOUNTS.isdisjoint(columns) else []
 
 
 def _values_of(rows: Sequence[ImportedRow], name: str) -> list[str]:
     """Returns the different values of a column, of which numbers are alike however they are written."""
-    values = {
-        number_or_word(row.values[name])
-        for row in rows
-        if row.values.get(name) not in (None, "")
-    }
+    values = set()
+    for row in rows:
+        value = row.values.get(name)
+        if value not in (None, ""):
+            values.add(number_or_word(value))
     return sorted(values)[:3]
 
 
@@ -214,37 +223,43 @@ def measurements_of(table: TimesTable, first: TimesTable) -> list[Measurement]:
         UsageError: the first table has other calls.
     """
     order = {key: number for number, key in enumerate(first.keys)}
-    by_process: dict[int, list[tuple[int, ImportedRow]]] = {}
+    by_process: dict[int, dict[int, ImportedRow]] = {}
     for number, (key, row) in enumerate(zip(table.keys, table.rows, strict=True)):
         if order and key not in order:
             raise UsageError(
                 f"{row.place}: {first.file} has no such call; give both the same calls"
             )
-        by_process.setdefault(key[0], []).append((order.get(key, number), row))
+        replicate, _, _ = key
+        rows = by_process.setdefault(replicate, {})
+        rows[order.get(key, number)] = row
     if by_process and order and len(table.rows) != len(order):
         raise UsageError(
             f"{table.file}: has {len(table.rows)} calls, and {first.file} {len(order)}; give both the same calls"
         )
     measurements = []
-    for replicate, calls in sorted(by_process.items()):
-        rows = [row for _, row in sorted(calls, key=lambda call: call[0])]
-        timed = [
-            Call(_positive(row, "seconds"), number) for number, row in enumerate(rows)
-        ]
-        held = [gib for row in rows if (gib := row.number("memory_gib")) is not None]
-        samples = ShapeSamples(
-            calls=timed, memory=Memory(0.0, max(held)) if held else None
-        )
-        measurements.append(
-            Measurement(replicate=replicate, shapes=[samples], complete=True)
-        )
+    for replicate, rows in sorted(by_process.items()):
+        samples = _samples_of([row for _, row in sorted(rows.items())])
+        process = Measurement(replicate=replicate, shapes=[samples], complete=True)
+        measurements.append(process)
     return measurements
+
+
+def _samples_of(rows: Sequence[ImportedRow]) -> ShapeSamples:
+    """Returns the calls of a process in this order, and the most memory that one of them held."""
+    calls = []
+    peaks_gib = []
+    for number, row in enumerate(rows):
+        calls.append(Call(_positive(row, "seconds"), number))
+        gib = row.number("memory_gib")
+        if gib is not None:
+            peaks_gib.append(gib)
+    memory = Memory(0.0, max(peaks_gib)) if peaks_gib else None
+    return ShapeSamples(calls=calls, memory=memory)
 
 
 def _positive(row: ImportedRow, name: str) -> float:
     value = row.number(name)
     if value is None or value <= 0:
-        raise UsageError(
-            f"{row.place}: {name} is {'missing' if value is None else value}; it must be above 0"
-        )
+        number = "missing" if value is None else value
+        raise UsageError(f"{row.place}: {name} is {number}; it must be above 0")
     return value

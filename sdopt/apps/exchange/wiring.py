@@ -5,10 +5,11 @@ What makes calls faster is passed through, since it may be the option that is ju
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sdopt.apps.exchange.graphs import Nodes, is_faster
 from sdopt.apps.exchange.settings import plain_key
 
 LINKS = "links"
@@ -38,52 +39,48 @@ class Wiring:
         """Returns in which links it differs from another one of the same nodes; "" if in none, or nodes differ."""
         if self.kinds != other.kinds or self.structure == other.structure:
             return ""
-        own = [*(Counter(self.links) - Counter(other.links)).elements()]
-        if not own:
+        further = Counter(self.links) - Counter(other.links)
+        links = list(further.elements())
+        if not links:
             return f"{self.structure} between nodes of one class"
-        return ", ".join(own[:_LISTED])
+        return ", ".join(links[:_LISTED])
 
 
-def wiring_of(
-    nodes: Mapping[str, Any], is_faster: Callable[[str], bool]
-) -> Wiring | None:
-    """Returns how the nodes of a graph are joined; None of what is no graph that saves an image.
-
-    Args:
-        nodes: as they are queued.
-        is_faster: whether a node of a class makes calls faster or smaller.
-    """
-    graph = _Joined(nodes, is_faster)
-    saved = [name for name in graph.kinds if "save" in plain_key(graph.kinds[name])]
-    try:
-        digests = sorted(graph.digest(name) for name in saved)
-    except RecursionError:  # longer than any graph that a person makes
-        return None
+def wiring_of(nodes: Mapping[str, Any]) -> Wiring | None:
+    """Returns how the nodes of a graph, as they are queued, are joined; None of what is no graph that saves an image."""
+    graph = _Joined(nodes)
+    digests = []
+    kinds = []
+    for name, kind in graph.kinds.items():
+        if _counts(kind):
+            kinds.append(kind)
+        if "save" not in plain_key(kind):
+            continue
+        try:
+            digests.append(graph.digest(name))
+        except RecursionError:  # longer than any graph that a person makes
+            return None
     if not digests:
         return None
-    kinds = sorted(kind for kind in graph.kinds.values() if graph.counts(kind))
-    return Wiring(tuple(kinds), tuple(sorted(graph.links)), _digest(digests))
+    return Wiring(
+        kinds=tuple(sorted(kinds)),
+        links=tuple(sorted(graph.links)),
+        structure=_digest(sorted(digests)),
+    )
 
 
-class _Joined:
-    """The nodes of a graph by number; `links` are those that were followed."""
+def _counts(kind: str) -> bool:
+    """Returns whether a node of a class changes images."""
+    return plain_key(kind) not in _REROUTES and not is_faster(kind)
 
-    def __init__(
-        self, nodes: Mapping[str, Any], is_faster: Callable[[str], bool]
-    ) -> None:
-        self.inputs: dict[str, Mapping[str, Any]] = {}
-        self.kinds: dict[str, str] = {}
-        for name, node in nodes.items():
-            if isinstance(node, dict) and isinstance(node.get("inputs"), dict):
-                self.inputs[str(name)] = node["inputs"]
-                self.kinds[str(name)] = str(node.get("class_type", ""))
+
+class _Joined(Nodes):
+    """The nodes of a graph; `links` are those that were followed."""
+
+    def __init__(self, nodes: Mapping[str, Any]) -> None:
+        super().__init__(nodes)
         self.links: list[str] = []
-        self._is_faster = is_faster
         self._digests: dict[str, str] = {}
-
-    def counts(self, kind: str) -> bool:
-        """Returns whether a node of a class changes images."""
-        return plain_key(kind) not in _REROUTES and not self._is_faster(kind)
 
     def digest(self, name: str) -> str:
         """Returns a digest of a node and of all before it."""
@@ -91,62 +88,57 @@ class _Joined:
             return self._digests[name]
         self._digests[name] = ""  # of a graph in a circle
         kind = self.kinds[name]
-        shown = kind if self.counts(kind) else ""
-        parts = [shown]
-        for key, source, slot in self._sources(name):
-            before = self.kinds[source]
+        is_named = _counts(kind)
+        parts = [kind if is_named else ""]
+        for key, value in sorted(self.inputs[name].items()):
+            link = self._followed(key, value)
+            source = self.source(link)
+            if source is None:
+                continue
             # The slot of what loads several networks follows from the input.
-            place = slot if self._has_links(source) else ""
-            parts.append(f"{key} {place} {self.digest(source)}")
-            if shown and self.counts(before):
-                self.links.append(f"{kind}.{key} from {before}{_numbered(place)}")
+            slot = ""
+            if self._links_into(source) and len(link) > 1:
+                slot = str(link[1])
+            parts.append(f"{key} {slot} {self.digest(source)}")
+            before = self.kinds[source]
+            if is_named and _counts(before):
+                numbered = f" (output {slot})" if slot not in ("", "0") else ""
+                self.links.append(f"{kind}.{key} from {before}{numbered}")
         self._digests[name] = _digest(parts)
         return self._digests[name]
 
-    def _sources(self, name: str) -> Iterator[tuple[str, str, str]]:
-        """Yields the links into a node: the input, where it comes from, and the number of the output there."""
-        for key, value in sorted(self.inputs[name].items()):
-            followed = self._followed(key, value)
-            if followed is not None:
-                yield key, *followed
-
-    def _followed(self, key: str, value: Any) -> tuple[str, str] | None:
-        """Returns the node that a link comes from and the output there, past nodes that hand on what they are given."""
+    def _followed(self, key: str, value: Any) -> Any:
+        """Returns the link that an input comes from, past nodes that hand on what they are given; None without one."""
         for _ in range(len(self.inputs) + 1):
-            source = self._source(value)
+            source = self.source(value)
             if source is None:
                 return None
             onward = self._handed_on(source, key)
             if onward is None:
-                return source, str(value[1]) if len(value) > 1 else ""
+                return value
             value = onward
         return None
 
     def _handed_on(self, name: str, key: str) -> Any:
         """Returns the link that a node hands on as an input of another one; None if it makes something of it."""
-        if self.counts(self.kinds[name]):
+        if _counts(self.kinds[name]):
             return None
-        links = {
-            own: value
-            for own, value in self.inputs[name].items()
-            if self._source(value) is not None
-        }
+        links = self._links_into(name)
         if key in links:
             return links[key]
-        return next(iter(links.values())) if len(links) == 1 else None
+        if len(links) != 1:
+            return None
+        [link] = links.values()
+        return link
 
-    def _has_links(self, name: str) -> bool:
-        return any(self._source(value) for value in self.inputs[name].values())
-
-    def _source(self, value: Any) -> str | None:
-        if isinstance(value, list) and value and str(value[0]) in self.inputs:
-            return str(value[0])
-        return None
-
-
-def _numbered(slot: str) -> str:
-    return f" (output {slot})" if slot not in ("", "0") else ""
+    def _links_into(self, name: str) -> dict[str, Any]:
+        links = {}
+        for key, value in self.inputs[name].items():
+            if self.source(value) is not None:
+                links[key] = value
+        return links
 
 
 def _digest(parts: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+    text = "\n".join(parts)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,21 +76,27 @@ def case_of(figure: Figure) -> Case:
     """Counts what a published figure's work costs."""
     from sdopt.apps.foresight.trace import pass_costs
 
-    work, software = figure.work, figure.software
+    work = figure.work
+    software = figure.software
     if software.is_transformer:
         return _case_of_transformer(figure)
-    folder, size = ARCHITECTURES / work.architecture, (work.width, work.height)
-    denoiser = pass_costs(
-        folder, "unet", work.batch * work.samples, *size, software.attention
-    )
+    folder = ARCHITECTURES / work.architecture
+    size = (work.width, work.height)
+    samples = work.batch * work.samples
+    denoiser = pass_costs(folder, "unet", samples, *size, software.attention)
     decoded = 1 if work.sliced else work.batch
     decoder = pass_costs(folder, "vae", decoded, *size, software.attention)
-    decoder = decoder.times(work.batch / decoded * (_TINY_SHARE if work.tiny else 1))
-    full = upcasts_vae(work, software)
+    share = _TINY_SHARE if work.tiny else 1
+    decoder = decoder.times(work.batch / decoded * share)
     return Case(
-        *(figure.sheet, software, denoiser, decoder, work.steps, work.batch),
+        figure.sheet,
+        software,
+        denoiser,
+        decoder,
+        work.steps,
+        work.batch,
         work.part,
-        full,
+        upcasts_vae(work, software),
     )
 
 
@@ -103,7 +110,8 @@ def _case_of_transformer(figure: Figure) -> Case:
     )
 
     work = figure.work
-    folder, size = ARCHITECTURES / work.architecture, (work.width, work.height)
+    folder = ARCHITECTURES / work.architecture
+    size = (work.width, work.height)
     one = denoiser_costs(
         folder,
         size,
@@ -131,6 +139,17 @@ def why_not(sheet: Sheet) -> str:
     return ""
 
 
+class _Row(NamedTuple):
+    """A figure that is left out with its group."""
+
+    by: str
+    card: str
+    classes: tuple[str, ...]
+    """What the width of its interval goes by; see `labels`."""
+    share: float
+    """How much it counts where a width is estimated."""
+
+
 @dataclass
 class Data:
     """Published times as arrays, beside where each is from."""
@@ -142,13 +161,17 @@ class Data:
     @classmethod
     def of(cls, figures: Sequence[Figure]) -> "Data":
         """Takes the figures that can be predicted."""
-        pairs = [(figure, case_of(figure)) for figure in figures if not refused(figure)]
-        kept = [(figure, case) for figure, case in pairs if is_possible(figure, case)]
-        return cls(
-            [figure for figure, _ in kept],
-            RateTable.of([case for _, case in kept]),
-            np.array([figure.seconds for figure, _ in kept]),
-        )
+        kept = []
+        cases = []
+        for figure in figures:
+            if refused(figure):
+                continue
+            case = case_of(figure)
+            if is_possible(figure, case):
+                kept.append(figure)
+                cases.append(case)
+        seconds = [figure.seconds for figure in kept]
+        return cls(kept, RateTable.of(cases), np.array(seconds))
 
     def groups(self, by: str) -> list[str]:
         """Returns the chip, generation or publisher of each figure."""
@@ -156,7 +179,8 @@ class Data:
 
     def errors(self, found: Coefficients, by: str) -> Array:
         """Returns log(predicted / published) of each figure, each predicted without its group."""
-        groups, errors = np.array(self.groups(by)), np.zeros(len(self.figures))
+        groups = np.array(self.groups(by))
+        errors = np.zeros(len(self.figures))
         for group in set(groups.tolist()):
             chosen = np.flatnonzero(groups == group)
             predicted = self.table.take(chosen).log_seconds(found.left_out(by, group))
@@ -169,58 +193,75 @@ class Data:
         whole = self._fitted(everything, None, 40)
         without: dict[str, dict[str, Array]] = {}
         for by in GROUPS:
-            groups = sorted(set(self.groups(by)))
-            without[by] = {
-                group: self._fitted(~self._of(by, group), whole, 12) for group in groups
-            }
-        cards = dict(
-            Counter(
-                figure.card
-                for figure in self.figures
-                if not figure.software.is_transformer
-            )
+            without[by] = {}
+            for group in sorted(set(self.groups(by))):
+                others = ~self._of(by, group)
+                without[by][group] = self._fitted(others, whole, 12)
+        cards = Counter[str]()
+        blocks = Counter[str]()
+        for figure in self.figures:
+            of_kind = blocks if figure.software.is_transformer else cards
+            of_kind[figure.card] += 1
+        fitted = Coefficients(
+            whole,
+            without,
+            dict(cards),
+            {},
+            dict(blocks),
+            self._publishers(),
         )
-        blocks = dict(
-            Counter(
-                figure.card for figure in self.figures if figure.software.is_transformer
-            )
-        )
-        fitted = Coefficients(whole, without, cards, {}, blocks, self._publishers())
         return replace(fitted, widths=self._widths(fitted))
 
     def _publishers(self) -> dict[str, int]:
         """Returns how many publishers gave figures of each family of transformers."""
-        pairs = {
-            (family_title(figure), figure.publisher)
-            for figure in self.figures
-            if figure.software.is_transformer
-        }
-        return dict(Counter(family for family, _ in pairs))
+        publishers: dict[str, set[str]] = {}
+        for figure in self.figures:
+            if figure.software.is_transformer:
+                of_family = publishers.setdefault(family_title(figure), set())
+                of_family.add(figure.publisher)
+        return {family: len(names) for family, names in publishers.items()}
 
     def _fitted(self, kept: NDArray[np.bool_], start: Array | None, most: int) -> Array:
         """Fits to some figures: first what UNets tell, and then what transformers have of their own."""
-        transformers = np.array(
+        are_transformers = np.array(
             [figure.software.is_transformer for figure in self.figures]
         )
-        unets, blocks = (
-            np.flatnonzero(kept & ~transformers),
-            np.flatnonzero(kept & transformers),
-        )
+        unets = np.flatnonzero(kept & ~are_transformers)
         shared = fit(self.table.take(unets), self.seconds[unets], start, most)
+        blocks = np.flatnonzero(kept & are_transformers)
         return fit(
             self.table.take(blocks), self.seconds[blocks], most=40, shared=shared
         )
 
     def _of(self, by: str, group: str) -> NDArray[np.bool_]:
         """Returns which figures are left out with a group."""
-        if by != "both":
-            return np.asarray(np.array(self.groups(by)) == group)
-        chip, publisher = group.split(BOTH)
-        of_chip, of_publisher = (
-            np.array(self.groups("chip")) == chip,
-            np.array(self.groups("publisher")) == publisher,
-        )
-        return np.asarray(of_chip | of_publisher)
+        if by == "both":
+            chip, publisher = group.split(BOTH)
+            return self._of("chip", chip) | self._of("publisher", publisher)
+        return np.asarray(np.array(self.groups(by)) == group)
+
+    def _rows(self, found: Coefficients) -> list["_Row"]:
+        """Returns all figures as left out with each group: the chips' first, in the order of `GROUPS`."""
+        rows = []
+        counts = Counter(figure.publisher for figure in self.figures)
+        for by in GROUPS:
+            seen = by not in UNSEEN_BY
+            for figure, group in zip(self.figures, self.groups(by), strict=True):
+                software = figure.software
+                cards = found.cards_of(software)
+                generation = generation_of(figure.sheet)
+                classes = labels(
+                    state_of(cards, figure.sheet, left_out(by, group)),
+                    software,
+                    "" if by == "generation" else generation,
+                    seen,
+                    is_common(found, software, family_title(figure)),
+                )
+                share = 1.0
+                if not seen or software.is_transformer:
+                    share = counts[figure.publisher] ** -0.5
+                rows.append(_Row(by, figure.card, classes, share))
+        return rows
 
     def _widths(self, found: Coefficients) -> dict[str, float]:
         """Returns by how much each class changes the half-width (log), so that intervals hold `LEVEL` of the errors.
@@ -229,48 +270,25 @@ class Data:
         of generations left out whole besides, and new publishers have those of publishers left out with the chip. There
         each publisher counts by the root of its figures, since a user is none of those with many.
         """
-        rows: list[tuple[str, Figure, tuple[str, ...]]] = []
-        shares = np.ones(len(GROUPS) * len(self.figures))
-        counts = Counter(figure.publisher for figure in self.figures)
-        for by in GROUPS:
-            generations = self.groups("generation")
-            if by == "generation":
-                generations = [""] * len(generations)
-            of_figures = zip(self.figures, self.groups(by), generations, strict=True)
-            for figure, group, generation in of_figures:
-                cards = found.cards_of(figure.software)
-                state = state_of(cards, figure.sheet, left_out(by, group))
-                common = is_common(found, figure.software, family_title(figure))
-                seen = by not in UNSEEN_BY
-                if not seen or figure.software.is_transformer:
-                    shares[len(rows)] = counts[figure.publisher] ** -0.5
-                names = labels(state, figure.software, generation, seen, common)
-                rows.append((by, figure, names))
-        errors = np.concatenate(
-            [np.log(np.maximum(np.abs(self.errors(found, by)), 1e-6)) for by in GROUPS]
-        )
-        tells: dict[str, tuple[str, ...]] = {EXTRAPOLATED: ("chip", "generation")}
+        rows = self._rows(found)
+        shares = np.array([row.share for row in rows])
+        off = np.concatenate([np.abs(self.errors(found, by)) for by in GROUPS])
+        errors = np.log(np.maximum(off, 1e-6))
+        classes: set[str] = set()
+        for row in rows:
+            classes.update(row.classes)
         chosen = {}
-        for name in sorted(set[str]().union(*(names for _, _, names in rows)) - {ALL}):
-            sources: tuple[str, ...] = (
-                ("both",)
-                if name.startswith(NEW) or name == UNCOMMON
-                else tells.get(name, ("chip",))
-            )
-            member = np.array([name in names for _, _, names in rows])
-            told = member & np.array([by in sources for by, _, _ in rows])
-            devices = len(
-                {
-                    figure.card
-                    for (_, figure, _), tell in zip(rows, told, strict=True)
-                    if tell
-                }
-            )
-            shrunk = 1.0 if name == UNCOMMON else devices / (devices + _FEW)
+        for name in sorted(classes - {ALL}):
+            sources = _sources_of(name)
+            member = np.array([name in row.classes for row in rows])
+            told = member & np.array([row.by in sources for row in rows])
+            devices = {rows[number].card for number in np.flatnonzero(told)}
+            shrunk = len(devices) / (len(devices) + _FEW)
+            if name == UNCOMMON:
+                shrunk = 1.0
             chosen[name] = member, told, shrunk
-        widths = {
-            ALL: float(np.quantile(errors[: len(self.figures)], LEVEL))
-        } | dict.fromkeys(chosen, 0.0)
+        widths = dict.fromkeys(chosen, 0.0)
+        widths[ALL] = float(np.quantile(errors[: len(self.figures)], LEVEL))
         total = np.full(len(rows), widths[ALL])
         for _ in range(20):
             for name, (member, told, share) in chosen.items():
@@ -282,6 +300,15 @@ class Data:
                 total[member] += left - widths[name]
                 widths[name] = left
         return widths
+
+
+def _sources_of(name: str) -> tuple[str, ...]:
+    """Returns what has to be left out for the errors of figures to tell the width of a class."""
+    if name.startswith(NEW) or name == UNCOMMON:
+        return ("both",)
+    if name == EXTRAPOLATED:
+        return ("chip", "generation")
+    return ("chip",)
 
 
 def _quantile(values: Array, shares: Array, level: float) -> float:
@@ -302,7 +329,8 @@ def left_out(by: str, group: str) -> str:
 
 def is_possible(figure: Figure, case: Case) -> bool:
     """Returns whether a figure's card could do its work in that time, whatever the software: not above its peak rate."""
-    sheet, kind = figure.sheet, figure.software.types[1]
+    sheet = figure.sheet
+    kind = figure.software.types[1]
     peak = sheet.half_accumulation or sheet.tensor.fp16
     if figure.work.part not in (CALL, STEP) or not peak or kind in ("fp32", "tf32"):
         return True
@@ -332,11 +360,13 @@ def refused(figure: Figure) -> str:
 
 def relatives(cards: Mapping[str, int], sheet: Sheet, without: str = "") -> int:
     """Returns how many cards of a card's generation the figures are of, leaving out a chip or generation."""
-    own, others = generation_of(sheet), [data_sheets()[card] for card in cards]
-    return sum(
-        generation_of(other) == own and without not in (other.chip, own)
-        for other in others
-    )
+    generation = generation_of(sheet)
+    count = 0
+    for card in cards:
+        other = data_sheets()[card]
+        if generation_of(other) == generation:
+            count += without not in (other.chip, generation)
+    return count
 
 
 def state_of(cards: Mapping[str, int], sheet: Sheet, without: str = "") -> str:
@@ -375,9 +405,8 @@ def half_width(
     widths: Mapping[str, float], classes: Sequence[str], untold: float = 0.0
 ) -> float:
     """Returns the half-width of an 80 % interval on the log scale."""
-    return math.hypot(
-        math.exp(sum(widths.get(name, 0.0) for name in classes)), Z80 * untold
-    )
+    width = sum(widths.get(name, 0.0) for name in classes)
+    return math.hypot(math.exp(width), Z80 * untold)
 
 
 def save(found: Coefficients) -> None:
@@ -400,14 +429,11 @@ def save(found: Coefficients) -> None:
             name: round(value, 4) for name, value in sorted(found.widths.items())
         },
     }
-    lines = (
-        json.dumps(content, separators=(",", ":"))
-        .replace('"all"', '\n"all"')
-        .replace("],", "],\n")
-    )
-    COEFFICIENTS.write_text(
-        lines.replace('"cards"', '\n"cards"') + "\n", encoding="utf-8"
-    )
+    text = json.dumps(content, separators=(",", ":"))
+    text = text.replace('"all"', '\n"all"')
+    text = text.replace("],", "],\n")
+    text = text.replace('"cards"', '\n"cards"')
+    COEFFICIENTS.write_text(f"{text}\n", encoding="utf-8")
 
 
 def main(argv: Sequence[str]) -> None:

@@ -116,23 +116,23 @@ def _priors() -> dict[str, tuple[float, float]]:
         "image_web": (log(0.05), 0.5),
         "image_library": (log(0.02), 0.5),
     }
-    priors |= {f"fixed_{name}": (log(seconds), 0.5) for name, seconds in _FIXED.items()}
-    priors |= {f"generation_{name}": (0.0, 0.15) for name in GENERATIONS}
-    priors |= {
-        f"launch_{name}": (log(seconds), 0.3) for name, seconds in _LAUNCHES.items()
-    }
+    for name, seconds in _FIXED.items():
+        priors[f"fixed_{name}"] = (log(seconds), 0.5)
+    for name in GENERATIONS:
+        priors[f"generation_{name}"] = (0.0, 0.15)
+    for name, seconds in _LAUNCHES.items():
+        priors[f"launch_{name}"] = (log(seconds), 0.3)
+    priors["launch_eager_3"] = (log(_LAUNCHES["eager_3"]), 0.4)
     # Classes were measured by few publishers each: most of what sets them apart are the publishers.
     for name in _CLASSES:
-        priors[f"class_{name}"] = 0.0, 0.04 if "blocks" in name else 0.1
-    priors |= _BLOCKS
-    return priors | {"launch_eager_3": (log(_LAUNCHES["eager_3"]), 0.4)}
+        priors[f"class_{name}"] = (0.0, 0.04 if "blocks" in name else 0.1)
+    return priors | _BLOCKS
 
 
 PRIORS = _priors()
 NAMES = tuple(PRIORS)
 _INDEX = {name: index for index, name in enumerate(NAMES)}
-_MEAN = np.array([mean for mean, _ in PRIORS.values()])
-_DEVIATION = np.array([deviation for _, deviation in PRIORS.values()])
+_MEAN, _DEVIATION = np.array(list(PRIORS.values())).T
 
 OF_TRANSFORMERS = np.array(
     [name in _BLOCKS or name.startswith("class_blocks") for name in NAMES]
@@ -179,6 +179,10 @@ _POWER_GAIN = 0.1
 """How the rate grows with the power per peak rate, as a power."""
 
 Terms = dict[str, float]
+"""How often a logarithm has each coefficient."""
+
+Part = tuple[float, Terms]
+"""The logarithm of the seconds of a part of a call, without its coefficients and with them."""
 
 
 @dataclass
@@ -206,26 +210,28 @@ class Costs:
 
     def times(self, factor: float) -> "Costs":
         """Returns the costs of several passes, one after the other."""
-        return replace(
-            Costs(*(factor * value for value in vars(self).values())), peak=self.peak
-        )
+        scaled = {name: factor * value for name, value in vars(self).items()}
+        scaled["peak"] = self.peak
+        return Costs(**scaled)
 
 
 def added(first: Costs, second: Costs) -> Costs:
     """Returns the costs of two passes, one after the other."""
-    sums = {name: value + getattr(second, name) for name, value in vars(first).items()}
-    return Costs(**(sums | {"peak": max(first.peak, second.peak)}))
+    sums = {}
+    for name, value in vars(first).items():
+        sums[name] = value + getattr(second, name)
+    sums["peak"] = max(first.peak, second.peak)
+    return Costs(**sums)
 
 
 def averaged(passes: Sequence[tuple[int, Costs]]) -> Costs:
     """Returns the mean costs of passes, of which some number each costs the same, and the largest peak."""
-    counts = np.array([count for count, _ in passes]) / sum(
-        count for count, _ in passes
-    )
-    means = counts @ np.array([list(vars(costs).values()) for _, costs in passes])
-    return replace(
-        Costs(*map(float, means)), peak=max(costs.peak for _, costs in passes)
-    )
+    counts = np.array([count for count, _ in passes])
+    shares = counts / counts.sum()
+    costs = [pass_costs for _, pass_costs in passes]
+    means = shares @ np.array([list(vars(each).values()) for each in costs])
+    peak = max(each.peak for each in costs)
+    return replace(Costs(*map(float, means)), peak=peak)
 
 
 @dataclass(frozen=True)
@@ -251,21 +257,16 @@ class Case:
     @property
     def operations(self) -> float:
         """FLOP of one step."""
-        return (
-            self.denoiser.convolutions
-            + self.denoiser.products
-            + self.denoiser.attention
-        )
+        step = self.denoiser
+        return step.convolutions + step.products + step.attention
 
 
 def generation_of(sheet: Sheet) -> str:
     """Returns the architecture whose coefficients a card shares."""
     # TU11x has no tensor cores, and half precision overflows on it: programs compute in float32.
-    return (
-        "turing_gtx"
-        if sheet.architecture == "turing" and sheet.tensor.fp16 is None
-        else str(sheet.architecture)
-    )
+    if sheet.architecture == "turing" and sheet.tensor.fp16 is None:
+        return "turing_gtx"
+    return str(sheet.architecture)
 
 
 @dataclass
@@ -294,33 +295,37 @@ class RateTable:
     def take(self, chosen: NDArray[Any]) -> "RateTable":
         """Returns some of the cases."""
         return RateTable(
-            self.base[:, chosen], self.design[:, chosen], self.weights[:, chosen]
+            self.base[:, chosen],
+            self.design[:, chosen],
+            self.weights[:, chosen],
         )
 
     def parts(self, coefficients: Array) -> Array:
         """Returns the seconds of each part (rows) of each case (columns)."""
-        return np.asarray(np.exp(self.base + self.design @ coefficients))
+        logs = self.base + self.design @ coefficients
+        return np.asarray(np.exp(logs))
 
     def log_seconds(self, coefficients: Array) -> Array:
         """Returns the logarithm of the time of each case."""
-        return np.log(self.sums(self.parts(coefficients))[0])
+        total, _, _ = self.sums(self.parts(coefficients))
+        return np.log(total)
 
     def sums(self, parts: Array) -> tuple[Array, Array, Array]:
         """Returns the seconds of each case, of a step of it, and of its decoder."""
         size = len(PARTS)
-        step, decoder = (_longer(parts[start : start + size]) for start in (0, size))
+        step = _longer(parts[:size])
+        decoder = _longer(parts[size : 2 * size])
+        fixed, image = parts[-2:]
         total = self.weights[0] * step + self.weights[1] * decoder
-        return (
-            total + self.weights[2] * parts[-2] + self.weights[3] * parts[-1],
-            step,
-            decoder,
-        )
+        total = total + self.weights[2] * fixed + self.weights[3] * image
+        return total, step, decoder
 
     def gradient(self, coefficients: Array) -> tuple[Array, Array]:
         """Returns the logarithm of the time of each case, and its derivatives by coefficients (columns)."""
-        parts, size = self.parts(coefficients), len(PARTS)
+        parts = self.parts(coefficients)
         total, step, decoder = self.sums(parts)
         slope = np.empty_like(parts)
+        size = len(PARTS)
         for start, weight, whole in (
             (0, self.weights[0], step),
             (size, self.weights[1], decoder),
@@ -328,71 +333,77 @@ class RateTable:
             host = start + size - 1
             on_device = slice(start, host)
             device = parts[on_device].sum(0)
-            slope[on_device] = weight * (device / whole) ** 3 * parts[on_device]
-            slope[host] = weight * (parts[host] / whole) ** 3 * parts[host]
+            of_device = weight * (device / whole) ** 3
+            of_host = weight * (parts[host] / whole) ** 3
+            slope[on_device] = of_device * parts[on_device]
+            slope[host] = of_host * parts[host]
         slope[-2:] = self.weights[2:] * parts[-2:]
         return np.log(total), np.einsum("kn,knp->np", slope / total, self.design)
 
     def untold(self, coefficients: Array) -> Array:
         """Returns the deviation (log) of the time of each case by what no figure tells (`UNSEEN`)."""
-        slope, chosen = (
-            self.gradient(coefficients)[1],
-            [_INDEX[name] for name in UNSEEN],
-        )
-        return np.asarray(
-            np.sqrt(((slope[:, chosen] * _DEVIATION[chosen]) ** 2).sum(1))
-        )
+        _, slope = self.gradient(coefficients)
+        chosen = [_INDEX[name] for name in UNSEEN]
+        deviations = slope[:, chosen] * _DEVIATION[chosen]
+        return np.asarray(np.sqrt((deviations**2).sum(1)))
 
 
 def _longer(parts: Array) -> Array:
     """Returns the time of passes: of their kernels, or of launching these; near equality somewhat more than either."""
-    return np.asarray((parts[:-1].sum(0) ** 4 + parts[-1] ** 4) ** 0.25)
+    kernels = parts[:-1].sum(0)
+    launches = parts[-1]
+    longer: Array = (kernels**4 + launches**4) ** 0.25
+    return longer
 
 
 def _weights(case: Case) -> tuple[float, float, float, float]:
     if case.part == "call":
         return case.steps, 1.0, 1.0, 1.0
-    if (
-        case.part == "image"
-    ):  # in a stream, where the fixed part of a call is hidden behind the next one
-        return case.steps / case.images, 1 / case.images, 0.0, 1 / case.images
-    return (
-        (1.0, 0.0, 0.0, 0.0) if case.part in ("step", "unet") else (0.0, 1.0, 0.0, 0.0)
-    )
+    # In a stream, the fixed part of a call is hidden behind the next one.
+    if case.part == "image":
+        share = 1 / case.images
+        return case.steps / case.images, share, 0.0, share
+    if case.part in ("step", "unet"):
+        return 1.0, 0.0, 0.0, 0.0
+    return 0.0, 1.0, 0.0, 0.0
 
 
-def _parts(case: Case) -> list[tuple[float, Terms]]:
+def _parts(case: Case) -> list[Part]:
     software = case.software
-    parts = _pass(case, case.denoiser, False) + _pass(case, case.decoder, True)
+    parts = _pass(case, case.denoiser, decodes=False)
+    parts += _pass(case, case.decoder, decodes=True)
     parts.append((0.0, {f"fixed_{software.fixed}": 1.0}))
     if software.application == "engine":
         return [*parts, _NOTHING]
     kind = "library" if software.is_library else software.application
-    return [*parts, (math.log(case.images), {f"image_{kind}": 1.0})]
+    parts.append((math.log(case.images), {f"image_{kind}": 1.0}))
+    return parts
 
 
-_NOTHING: tuple[float, Terms] = (-30.0, {})
+_NOTHING: Part = (-30.0, {})
 """A part that takes no time."""
 
 
-def _pass(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, Terms]]:
-    sheet, software = case.sheet, case.software
+def _pass(case: Case, costs: Costs, decodes: bool) -> list[Part]:
+    sheet = case.sheet
+    software = case.software
     full = decodes and case.decodes_in_float32
-    convolution, product = (
-        ("tf32", "fp32") if full and software.is_library else software.types
-    )
+    convolution, product = software.types
+    if full and software.is_library:
+        convolution = "tf32"
+        product = "fp32"
     if decodes and software.is_transformer and not full:
         convolution = product = "fp16"  # the denoiser's weights alone are quantized
     attention = "fp16" if software.is_transformer and product in EIGHT_BITS else product
-    shared: Terms = {f"class_{software.name}": -1.0} | (
-        {"decoder": 1.0} if decodes else {}
-    )
+    shared: Terms = {f"class_{software.name}": -1.0}
+    if decodes:
+        shared["decoder"] = 1.0
     if software.is_transformer and decodes:
-        shared |= {"blocks_decoder": 1.0}
+        shared["blocks_decoder"] = 1.0
     attended = costs.attention
     if software.is_transformer and _has_cores(sheet, attention):
         attended += costs.filling
-    parts: list[tuple[float, Terms]] = []
+    parts: list[Part] = []
     for amount, name, kind in (
         (costs.convolutions, "conv", convolution),
         (costs.products, "gemm", product),
@@ -405,71 +416,76 @@ def _pass(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, Terms]]:
         seconds = max(amount, 1.0) / (rate * 1e12)
         terms |= shared
         if software.is_transformer and kind in EIGHT_BITS:
-            terms |= {f"blocks_{kind}": 1.0}
-        parts.append(
-            (math.log(seconds), {key: -factor for key, factor in terms.items()})
-        )
-    return (
-        parts
-        + _bytes_moved(case, costs, decodes)
-        + _launched(software, costs, software.is_transformer and not decodes)
-    )
+            terms[f"blocks_{kind}"] = 1.0
+        slower = {key: -factor for key, factor in terms.items()}
+        parts.append((math.log(seconds), slower))
+    blocks = software.is_transformer and not decodes
+    parts += _bytes_moved(case, costs, decodes)
+    parts += _launched(software, costs, blocks)
+    return parts
 
 
-def _bytes_moved(case: Case, costs: Costs, decodes: bool) -> list[tuple[float, Terms]]:
+def _bytes_moved(case: Case, costs: Costs, decodes: bool) -> list[Part]:
     """Returns what the bytes of a pass take: of matrix operators, of others, and of unpacking weights."""
-    sheet, software = case.sheet, case.software
+    sheet = case.sheet
+    software = case.software
     blocks = software.is_transformer and not decodes
     a_byte = 1 / (sheet.bandwidth_gb_s * 1e9)
     seconds = (4 if decodes and case.decodes_in_float32 else software.bytes) * a_byte
-    moving: Terms = {"bandwidth": -1.0, f"class_{software.name}": 0.5}
-    products = moving | ({"blocks_matrix": 1.0} if blocks else {})
-    within = math.log(max(costs.moved - costs.between, 1.0) * seconds * _MATRIX_SHARE)
-    between = math.log(
-        max(costs.between, 1.0) * seconds * (_FUSED_SHARE if software.compiled else 1.0)
-    )
-    others = moving | ({"split": 1.0} if software.split else {})
+    # Stacked memory is as far from its peak in kernels that unpack as in others.
+    stacked: Terms = {}
+    if sheet.chip in _STACKED:
+        stacked["blocks_between_stacked"] = 1.0
+    products: Terms = {"bandwidth": -1.0, f"class_{software.name}": 0.5}
+    others = dict(products)
+    if software.split:
+        others["split"] = 1.0
     if blocks:
-        others |= {"blocks_between": 1.0} | (
-            {"blocks_between_stacked": 1.0} if sheet.chip in _STACKED else {}
-        )
-        others |= {"blocks_fused": 1.0} if software.compiled else {}
+        products["blocks_matrix"] = 1.0
+        others |= {"blocks_between": 1.0, **stacked}
+    if blocks and software.compiled:
+        others["blocks_fused"] = 1.0
+    of_products = costs.moved - costs.between
+    within = math.log(max(of_products, 1.0) * seconds * _MATRIX_SHARE)
+    share = _FUSED_SHARE if software.compiled else 1.0
+    between = math.log(max(costs.between, 1.0) * seconds * share)
     unpacking = _NOTHING
-    # Stacked memory is as far from its peak in these kernels as in others.
-    unpacked: Terms = {"bandwidth": -1.0} | (
-        {"blocks_between_stacked": 1.0} if sheet.chip in _STACKED else {}
-    )
+    unpacked: Terms = {"bandwidth": -1.0, **stacked}
     if blocks and software.stored:
-        name = f"unpack_{'compiled' if software.compiled else 'eager'}"
-        rescaled = (
-            _RESCALED * (costs.moved - costs.between) if software.rescaled else 0.0
-        )
-        unpacking = (
-            math.log(max(costs.stored + rescaled, 1.0) * a_byte),
-            unpacked | {name: 1.0},
-        )
+        unpacked[f"unpack_{'compiled' if software.compiled else 'eager'}"] = 1.0
+        numbers = costs.stored
+        if software.rescaled:
+            numbers += _RESCALED * of_products
+        unpacking = (math.log(max(numbers, 1.0) * a_byte), unpacked)
     elif blocks and software.types[1] in EIGHT_BITS and not software.compiled:
-        numbers = max(costs.moved - costs.between, 1.0)
-        unpacking = (
-            math.log(numbers * a_byte),
-            unpacked | {"quantize_eager": 1.0},
-        )
+        unpacked["quantize_eager"] = 1.0
+        unpacking = (math.log(max(of_products, 1.0) * a_byte), unpacked)
     return [(within, products), (between, others), unpacking]
 
 
 def _launched(
-    software: Software, costs: Costs, blocks: bool
-) -> list[tuple[float, Terms]]:
+    software: Software,
+    costs: Costs,
+    blocks: bool,
+) -> list[Part]:
     unpacks = software.stored or software.types[1] in EIGHT_BITS
     more = _UNPACKING_KERNELS if blocks and unpacks and not software.compiled else 1.0
     kernels = math.log(max(costs.kernels * more, 1.0))
-    gap = kernels + (math.log(_GRAPH_GAP) if software.graphs else 0.0)
-    between: Terms = {"gap": 1.0} | ({"blocks_gap": 1.0} if blocks else {})
-    return [(gap, between), (kernels, {f"launch_{software.launcher}": 1.0})]
+    gap = kernels
+    if software.graphs:
+        gap += math.log(_GRAPH_GAP)
+    between: Terms = {"gap": 1.0}
+    if blocks:
+        between["blocks_gap"] = 1.0
+    launched: Terms = {f"launch_{software.launcher}": 1.0}
+    return [(gap, between), (kernels, launched)]
 
 
 def _rate(
-    sheet: Sheet, name: str, kind: str, doubled: bool = True
+    sheet: Sheet,
+    name: str,
+    kind: str,
+    doubled: bool,
 ) -> tuple[float, Terms]:
     """Returns the rate (TFLOP/s) that a class of operator may reach in a type, and the coefficients of its share.
 
@@ -481,19 +497,17 @@ def _rate(
     """
     generation = generation_of(sheet)
     own: Terms = {f"generation_{generation}": 1.0}
-    half, cores, vector = (
-        sheet.tensor.fp16,
-        sheet.tensor,
-        float(sheet.vector.fp32 or 1.0),
-    )
+    cores = sheet.tensor
+    half = cores.fp16
+    vector = float(sheet.vector.fp32 or 1.0)
     if half is None:
         # Half precision is slow or overflows on these: programs compute in float32.
         # PyTorch adds up in float32, for which a P100's units for pairs of halves are of no use.
         slow = generation in ("pascal", "turing_gtx")
         whole = kind in ("fp32", "tf32") or slow or sheet.vector.fp16 is None
-        return _VECTOR_SHARE * (
-            vector if whole else float(sheet.vector.fp16 or 1.0)
-        ), own
+        if not whole:
+            vector = float(sheet.vector.fp16 or 1.0)
+        return _VECTOR_SHARE * vector, own
     if kind == "fp32" or (kind == "tf32" and cores.tf32 is None):
         return vector, {"vector_conv" if name == "conv" else "vector_gemm": 1.0}
     # GeForce accumulates in float16 at twice the rate. In TF32, too, it does more than its peak by others says.
@@ -505,12 +519,15 @@ def _rate(
     else:
         terms["large"] = -math.log(peak / 150)
     if kind in EIGHT_BITS:
-        return share * float(sheet.peak(kind) or sheet.peak("int8") or half), terms
-    return share * (
-        float(cores.tf32) * peak / half
-        if kind == "tf32" and cores.tf32
-        else float(peak)
-    ), terms
+        return share * _peak_of_eight_bits(sheet, kind, half), terms
+    if kind == "tf32" and cores.tf32:
+        return share * (float(cores.tf32) * peak / half), terms
+    return share * float(peak), terms
+
+
+def _peak_of_eight_bits(sheet: Sheet, kind: str, half: float) -> float:
+    """Returns the peak rate (TFLOP/s) in a type of 8 bits; that of half precision for a card without one."""
+    return float(sheet.peak(kind) or sheet.peak("int8") or half)
 
 
 def _has_cores(sheet: Sheet, kind: str) -> bool:
@@ -523,14 +540,17 @@ def _rate_of_tokens(sheet: Sheet, name: str, kind: str) -> tuple[float, Terms]:
     half = float(sheet.tensor.fp16 or 1.0)
     peak = half
     if kind in EIGHT_BITS:
-        peak = float(sheet.peak(kind) or sheet.peak("int8") or half)
+        peak = _peak_of_eight_bits(sheet, kind, half)
     watts = float(sheet.power_w or _WATTS * half) / half
     is_desktop = sheet.half_accumulation is not None and "Laptop" not in sheet.name
-    return peak * (_BOOST if is_desktop else 1.0), {
+    if is_desktop:
+        peak *= _BOOST
+    terms: Terms = {
         f"generation_{generation_of(sheet)}": 1.0,
         f"blocks_{name}": 1.0,
         f"blocks_{name}_power": math.log(min(watts, _ENOUGH_WATTS) / _WATTS),
     }
+    return peak, terms
 
 
 _WATTS = 1.28
@@ -579,23 +599,28 @@ def fit(
         most: steps of the search.
         shared: coefficients of which only those of transformers are fitted, and all others stay.
     """
-    mean, free = (
-        (_MEAN, ~OF_TRANSFORMERS)
-        if shared is None
-        else (np.where(OF_TRANSFORMERS, _MEAN, shared), OF_TRANSFORMERS)
-    )
-    values = mean.copy() if start is None or shared is not None else start.copy()
+    if shared is None:
+        free = ~OF_TRANSFORMERS
+        mean = _MEAN
+        values = mean.copy() if start is None else start.copy()
+    else:
+        free = OF_TRANSFORMERS
+        mean = np.where(OF_TRANSFORMERS, _MEAN, shared)
+        values = mean.copy()
     wanted = np.log(seconds)
     for _ in range(most if len(seconds) else 0):
         predicted, slope = table.gradient(values)
-        slope, left = slope[:, free], wanted - predicted
-        weighed = slope / (_SCALE**2 + left[:, None] ** 2 / 2)
-        curvature = weighed.T @ slope + np.diag(1 / _DEVIATION[free] ** 2)
-        step = np.linalg.solve(
-            curvature, weighed.T @ left + (mean - values)[free] / _DEVIATION[free] ** 2
-        )
-        values[free] += step * min(1.0, 0.7 / float(np.abs(step).max()))
-        if np.abs(step).max() < 2e-3:
+        slope = slope[:, free]
+        left = wanted - predicted
+        spread = _SCALE**2 + left[:, None] ** 2 / 2
+        weighed = slope / spread
+        variances = _DEVIATION[free] ** 2
+        curvature = weighed.T @ slope + np.diag(1 / variances)
+        pull = weighed.T @ left + (mean - values)[free] / variances
+        step = np.linalg.solve(curvature, pull)
+        largest = float(np.abs(step).max())
+        values[free] += step * min(1.0, 0.7 / largest)
+        if largest < 2e-3:
             break
     return values
 
@@ -632,9 +657,8 @@ class Coefficients:
         values = self.without.get(by, {}).get(value)
         if values is None and by == "both":
             chip, publisher = value.split(BOTH)
-            values = self.without.get("chip", {}).get(
-                chip, self.without.get("publisher", {}).get(publisher)
-            )
+            of_publisher = self.without.get("publisher", {}).get(publisher)
+            values = self.without.get("chip", {}).get(chip, of_publisher)
         return self.all if values is None else values
 
 

@@ -19,7 +19,7 @@ from sdopt.config.own import own_config
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.record.choices import quoted
-from sdopt.schema import Configured, Seed, wrong_name
+from sdopt.schema import Configured, Fraction, PositiveShare, Seed, wrong_name
 
 _PROMPTS = ("workload.prompts", "workload.prompt_column", "workload.prompt_count")
 
@@ -46,7 +46,7 @@ class LoadConfig(Configured):
     limit_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Seconds from the scheduled arrival within which an image is wanted, for all rows; null is three times a single
     call of the baseline."""
-    attainment: Annotated[float, Field(gt=0, lt=1)]
+    attainment: Fraction
     """Share of the requests that are to get their image within the limit."""
     early_stopping: bool = False
     """Whether so few may be late that the share is attained with 99 % confidence, as MLPerf decides it."""
@@ -59,7 +59,7 @@ class LoadConfig(Configured):
     """Seed of the traces, and of the images."""
     lag_ms: Annotated[float, Field(gt=0, le=60_000)]
     """A window counts for nothing if more than 1 % of its requests were sent later than this."""
-    interference: Annotated[float, Field(gt=0, le=1)] | None = 0.05
+    interference: PositiveShare | None = 0.05
     """A window is sent again, twice at most, if other work took more than this share of the processor time that the
     worker asked for. If it always does, the least disturbed one counts, and the result says so. Null repeats none."""
     url: str | None = None

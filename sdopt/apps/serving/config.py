@@ -10,7 +10,7 @@ from sdopt.config.groups import optimization_options
 from sdopt.config.overrides import group_of, key_of
 from sdopt.config.own import own_config
 from sdopt.errors import UsageError
-from sdopt.schema import Configured, UpTo4096, UpTo10000
+from sdopt.schema import Configured, UpTo1000, UpTo4096, UpTo10000
 
 BATCHES = "workload.batch_size=[1,2,4,8]"
 """The batch sizes of a server where nobody names others."""
@@ -58,9 +58,9 @@ class Serving(Configured):
     """Port to listen on; 0 takes a free one."""
     engine: Literal["local", "ray"] = "local"
     """`local` serves from this process; `ray` from the Ray cluster at RAY_ADDRESS, through Ray's proxies."""
-    replicas: Annotated[int, Field(ge=1, le=1000)] = 1
+    replicas: UpTo1000 = 1
     """With `engine=ray`: copies of the model, each with a GPU if the device is one, and with a queue of its own."""
-    most_replicas: Annotated[int, Field(ge=1, le=1000)] | None = None
+    most_replicas: UpTo1000 | None = None
     """With `engine=ray`: copies at most, which Ray adds and takes away by the load; null keeps `replicas`."""
 
     @property

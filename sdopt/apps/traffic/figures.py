@@ -17,6 +17,9 @@ NEEDED = {50: 1, 95: 59, 99: 459}
 the 95th, and at 99 %, as in MLPerf's early stopping, for the 99th)."""
 
 
+_REFUSED = (429, 503)
+
+
 @dataclass(frozen=True)
 class Window:
     """The figures of one server at one rate."""
@@ -81,18 +84,21 @@ def window_of(
     served = [each for each in sent if math.isfinite(each.latency_s)]
     within = int((latencies <= limit_s).sum())
     # What is given up ends a minute later, and says nothing of how fast the others came.
-    last_s = max([sent[-1].scheduled_s, *(each.done_s for each in served)])
+    done_s = [each.done_s for each in served]
+    last_s = max([sent[-1].scheduled_s, *done_s])
     span_s = max(last_s - sent[0].scheduled_s, 1e-9)
-    lag_s = float(
-        np.quantile(
-            [each.sent_s - each.scheduled_s for each in sent], 0.99, method="higher"
-        )
-    )
-    rejected = sum(each.status in (429, 503) for each in sent)
-    calls = sum(1 / each.batch for each in served if each.batch)
-    known = sum(1 for each in served if each.batch)
+    lags_s = [each.sent_s - each.scheduled_s for each in sent]
+    lag_s = float(np.quantile(lags_s, 0.99, method="higher"))
+    rejected = sum(each.status in _REFUSED for each in sent)
+    batches = [each.batch for each in served if each.batch]
+    calls = sum(1 / batch for batch in batches)
     digests = [each.digest for each in served if each.digest is not None]
-    failed = [each for each in sent if each.status not in (200, 429, 503)]
+    new = {*digests} - earlier
+    why = ""
+    for each in sent:
+        if each.status not in (200, *_REFUSED):
+            why = f"status {each.status}: {each.said}"
+            break
     return Window(
         rate=rate,
         requests=len(sent),
@@ -104,17 +110,17 @@ def window_of(
         p99_s=percentile(latencies, 99),
         queue_s=_mean([each.queue_s for each in served]),
         compute_s=_mean([each.compute_s for each in served]),
-        batch=known / calls if calls else None,
+        batch=len(batches) / calls if calls else None,
         rejected=rejected,
         errors=len(sent) - len(served) - rejected,
         lag_s=lag_s,
         void=lag_s > lag_limit_s,
         link_s=_mean([each.link_s for each in served]),
-        repeated=len(digests) - len({*digests} - earlier),
+        repeated=len(digests) - len(new),
         sizes=sorted({each.size for each in served if each.size}),
         kinds=sorted({each.kind for each in served if each.kind}),
         most_images=max((each.images for each in served), default=1),
-        why=f"status {failed[0].status}: {failed[0].said}" if failed else "",
+        why=why,
         cut=sum(each.cut for each in served),
     )
 
@@ -145,17 +151,17 @@ def wanted_share(attainment: float, requests: int, stops_early: bool) -> float:
     """
     if not stops_early:
         return attainment
-    allowed = (
-        bisect_right(
-            range(requests), requests, key=lambda late: early_stopping(late, attainment)
-        )
-        - 1
+    too_many = bisect_right(
+        range(requests),
+        requests,
+        key=lambda late: early_stopping(late, attainment),
     )
-    return 1 - allowed / requests
+    return 1 - (too_many - 1) / requests
 
 
 def max_rate(
-    windows: Sequence[Window], wanted: Callable[[int], float]
+    windows: Sequence[Window],
+    wanted: Callable[[int], float],
 ) -> tuple[float, str]:
     """Returns the highest rate at which enough of the requests are within the limit, by interpolation.
 
@@ -165,15 +171,20 @@ def max_rate(
         The rate, and how it relates to the true one: `=`, `>` if even the highest rate attains it, `<` if the lowest
         does not.
     """
-    ordered = sorted(
-        (window.rate, window.attainment - wanted(window.requests)) for window in windows
-    )
-    if ordered[0][1] < 0:
-        return ordered[0][0], "<"
+    ordered = []
+    for window in windows:
+        spare = window.attainment - wanted(window.requests)
+        ordered.append((window.rate, spare))
+    ordered.sort()
+    lowest, spare = ordered[0]
+    if spare < 0:
+        return lowest, "<"
     for (below, spare), (above, lacking) in pairwise(ordered):
         if lacking < 0:
-            return below + spare / (spare - lacking) * (above - below), "="
-    return ordered[-1][0], ">"
+            share = spare / (spare - lacking)
+            return below + share * (above - below), "="
+    highest, _ = ordered[-1]
+    return highest, ">"
 
 
 _FURTHER, _STEP = 6, 1.3
@@ -202,13 +213,13 @@ def bracketing(
 
 def interval_of(values: Sequence[float]) -> Interval:
     """Returns the geometric mean of positive figures, one of each replicate; with few of them without an interval."""
-    logs, count = np.log(values), len(values)
-    error = (
-        float(logs.std(ddof=1)) / math.sqrt(count)
-        if count >= MINIMUM_PROCESSES
-        else None
-    )
-    return LogRatio(float(logs.mean()), error, count - 1, count).interval(0.95)
+    logs = np.log(values)
+    count = len(values)
+    error = None
+    if count >= MINIMUM_PROCESSES:
+        error = float(logs.std(ddof=1)) / math.sqrt(count)
+    ratio = LogRatio(float(logs.mean()), error, count - 1, count)
+    return ratio.interval(0.95)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

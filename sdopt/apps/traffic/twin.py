@@ -25,23 +25,24 @@ def unit_trace(arrivals: str, count: int, seed: int) -> np.ndarray:
         UsageError: the file cannot be read, or has too few times, or times that do not ascend.
     """
     if arrivals == "poisson":
-        gaps = np.random.default_rng(seed).exponential(1.0, count - 1)
-        return (
-            np.concatenate([[0.0], np.cumsum(gaps / gaps.mean())])
-            if count > 1
-            else np.zeros(1)
-        )
+        times = np.zeros(count)
+        if count > 1:
+            gaps = np.random.default_rng(seed).exponential(1.0, count - 1)
+            times[1:] = np.cumsum(gaps / gaps.mean())
+        return times
     if arrivals == "constant":
         return np.arange(count, dtype=float)
     path = Path(arrivals).expanduser()
     try:
-        times = np.array([float(line) for line in decoded(path.read_bytes()).split()])
+        text = decoded(path.read_bytes())
+        times = np.array(list(map(float, text.split())))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
             f"load.arrivals={arrivals}: {reason}; choose {' or '.join(KINDS)}, or a file of times in seconds"
         ) from error
-    if len(times) < count or not np.isfinite(times).all() or (np.diff(times) < 0).any():
+    ascending = np.isfinite(times).all() and (np.diff(times) >= 0).all()
+    if len(times) < count or not ascending:
         raise UsageError(
             f"load.arrivals={arrivals}: needs at least load.requests={count} times, in ascending order"
         )
@@ -68,7 +69,8 @@ def batched(
     """
     latencies = np.empty(len(arrivals_s))
     waiting: list[int] = []
-    free_s, coming = 0.0, 0
+    free_s = 0.0
+    coming = 0
 
     def arrive(until_s: float) -> None:
         nonlocal coming
@@ -83,18 +85,22 @@ def batched(
         arrive(begin_s)
         due_s = arrivals_s[waiting[0]] + window_s
         while len(waiting) < largest and begin_s < due_s:
-            begin_s = min(
-                due_s, arrivals_s[coming] if coming < len(arrivals_s) else due_s
-            )
+            begin_s = due_s
+            if coming < len(arrivals_s):
+                begin_s = min(due_s, arrivals_s[coming])
             arrive(begin_s)
-        batch, waiting = waiting[:largest], waiting[largest:]
+        batch = waiting[:largest]
+        waiting = waiting[largest:]
         free_s = begin_s + service_s(len(batch))
         latencies[batch] = free_s - np.asarray(arrivals_s)[batch]
     return latencies
 
 
 def highest_rate(
-    attainment: Callable[[float], float], wanted: float, low: float, high: float
+    attainment: Callable[[float], float],
+    wanted: float,
+    low: float,
+    high: float,
 ) -> float:
     """Returns the highest rate between two at which a simulation attains the share wanted, by bisection to 1 %.
 
@@ -104,5 +110,8 @@ def highest_rate(
         return high
     while high / low > 1.01:
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if attainment(middle) >= wanted else (low, middle)
+        if attainment(middle) >= wanted:
+            low = middle
+        else:
+            high = middle
     return low

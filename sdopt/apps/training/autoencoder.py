@@ -35,7 +35,8 @@ VIEWS = 2
 
 def pixels(images: np.ndarray) -> Tensor:
     """Converts uint8 (n, 64, 64, 3) to float32 (n, 3, 64, 64) in [-1, 1]."""
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+    channels_first = torch.from_numpy(images).permute(0, 3, 1, 2)
+    return channels_first.float().div_(127.5).sub_(1.0)
 
 
 def picture_loss(output: Tensor, target: Tensor, edge_weight: float) -> Tensor:
@@ -44,30 +45,37 @@ def picture_loss(output: Tensor, target: Tensor, edge_weight: float) -> Tensor:
     The last one is of horizontal and vertical neighbours; without it, an L1 loss blurs edges.
     """
     error = output - target
-    edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
-    return error.abs().mean() + error.square().mean() + edge_weight * edges
+    across = error.diff(dim=-1).abs().mean()
+    down = error.diff(dim=-2).abs().mean()
+    edges = across + down
+    errors = error.abs().mean() + error.square().mean()
+    return errors + edge_weight * edges
 
 
 def peak_signal_to_noise(output: Tensor, target: Tensor) -> Tensor:
     """Returns the PSNR in dB of each picture, shape (n,), for pictures in [-1, 1]."""
-    return 10 * torch.log10(
-        4.0
-        / (output.clamp(-1, 1) - target).square().mean(dim=(1, 2, 3)).clamp_min(1e-12)
-    )
+    error = output.clamp(-1, 1) - target
+    power = error.square().mean(dim=(1, 2, 3))
+    return 10 * torch.log10(4.0 / power.clamp_min(1e-12))
 
 
 def on_any_colour(
-    dataset: Dataset, chosen: np.ndarray, share: float, random: torch.Generator
+    dataset: Dataset,
+    chosen: np.ndarray,
+    share: float,
+    random: torch.Generator,
 ) -> np.ndarray:
     """Returns the chosen pictures, a share of them on random colours and the others on white: uint8 (n, 64, 64, 3)."""
     colours = torch.randint(256, (len(chosen), 3), generator=random, dtype=torch.uint8)
-    colours[torch.rand(len(chosen), generator=random) >= share] = 255
+    on_white = torch.rand(len(chosen), generator=random) >= share
+    colours[on_white] = 255
     return dataset.on(chosen, colours.numpy())
 
 
 def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
     """Trains with L1, squared, edge and KL losses; writes the network to `model/` in the stage's folder."""
-    options, device = config.autoencoder, pick_device(config.device)
+    options = config.autoencoder
+    device = pick_device(config.device)
     torch.manual_seed(config.seed)
     network = on_device(start_autoencoder(config.start_from), device)
     chosen = dataset.indices(held_out=False)
@@ -76,23 +84,26 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
         random = generator(config.seed, STREAMS["autoencoder"], step)
         picked = torch.randint(len(chosen), (options.batch_size,), generator=random)
         pictures = on_any_colour(
-            dataset, chosen[picked.numpy()], options.background_share, random
+            dataset,
+            chosen[picked.numpy()],
+            options.background_share,
+            random,
         )
-        target = pixels(pictures).to(device, memory_format=torch.channels_last)
+        target = _moved(pixels(pictures), device)
         with in_precision(config.arithmetic, device):
-            moments = network.quant_conv(network.encoder(target)).float()
+            encoded = network.encoder(target)
+            moments = network.quant_conv(encoded).float()
             mean, log_variance = moments.chunk(2, dim=1)
             log_variance = log_variance.clamp(-30.0, 20.0)
             noise = torch.randn(mean.shape, generator=random).to(device)
-            latents = mean + (0.5 * log_variance).exp() * noise
-            output = network.decoder(network.post_quant_conv(latents)).float()
-        divergence = (
-            0.5 * (mean.square() + log_variance.exp() - 1.0 - log_variance).mean()
-        )
-        total: Tensor = (
-            picture_loss(output, target, options.edge_weight)
-            + options.kl_weight * divergence
-        )
+            deviation = (0.5 * log_variance).exp()
+            latents = mean + deviation * noise
+            decoded = network.decoder(network.post_quant_conv(latents))
+            output = decoded.float()
+        divergences = mean.square() + log_variance.exp() - 1.0 - log_variance
+        divergence = 0.5 * divergences.mean()
+        of_pictures = picture_loss(output, target, options.edge_weight)
+        total: Tensor = of_pictures + options.kl_weight * divergence
         return total
 
     average = train(
@@ -106,8 +117,10 @@ def train_autoencoder(config: TrainReferenceConfig, dataset: Dataset) -> None:
     finished = build_autoencoder()
     finished.load_state_dict(average.state_dict())
     finished.eval().requires_grad_(False)
-    normalise_latents(finished, encode_all(finished, dataset.images[chosen])[0])
-    mean, deviation = encode_all(finished, dataset.images[chosen])
+    pictures = dataset.images[chosen]
+    mean, _ = encode_all(finished, pictures)
+    normalise_latents(finished, mean)
+    mean, deviation = encode_all(finished, pictures)
     finished.register_to_config(scaling_factor=scaling_factor(mean, deviation))
     finished.save_pretrained(Path(config.folder) / "autoencoder" / "model")
 
@@ -140,14 +153,15 @@ def batches(images: np.ndarray) -> list[np.ndarray]:
 def encode_all(network: AutoencoderKL, images: np.ndarray) -> tuple[Tensor, Tensor]:
     """Returns mean and standard deviation of each picture's unscaled latents, each float32 (n, 8, 8, 8)."""
     with torch.inference_mode():
-        latents = [
-            network.encode(pixels(batch)).latent_dist for batch in batches(images)
-        ]
-        means, deviations = (
-            torch.cat([each.mean for each in latents]),
-            torch.cat([each.std for each in latents]),
-        )
-    return means.clone(), deviations.clone()
+        means = []
+        deviations = []
+        for batch in batches(images):
+            latents = network.encode(pixels(batch)).latent_dist
+            means.append(latents.mean)
+            deviations.append(latents.std)
+        mean = torch.cat(means)
+        deviation = torch.cat(deviations)
+    return mean.clone(), deviation.clone()
 
 
 def normalise_latents(network: AutoencoderKL, mean: Tensor) -> None:
@@ -156,8 +170,10 @@ def normalise_latents(network: AutoencoderKL, mean: Tensor) -> None:
     `StableDiffusionPipeline` scales all latents by one number and cannot shift them, but the denoiser learns fastest if
     all channels have equal distributions. The 1×1 convolutions on both sides of the latents absorb the change exactly.
     """
-    centre, spread = mean.mean(dim=(0, 2, 3)), mean.std(dim=(0, 2, 3))
-    before, after = network.quant_conv, network.post_quant_conv
+    centre = mean.mean(dim=(0, 2, 3))
+    spread = mean.std(dim=(0, 2, 3))
+    before = network.quant_conv
+    after = network.post_quant_conv
     with torch.no_grad():
         after.bias += after.weight[..., 0, 0] @ centre
         after.weight *= spread[None, :, None, None]
@@ -170,7 +186,8 @@ def normalise_latents(network: AutoencoderKL, mean: Tensor) -> None:
 
 def scaling_factor(mean: Tensor, deviation: Tensor) -> float:
     """Returns the factor that gives sampled latents unit variance (Rombach et al. 2022, appendix G)."""
-    return 1.0 / math.sqrt(float(mean.var() + deviation.square().mean()))
+    variance = mean.var() + deviation.square().mean()
+    return 1.0 / math.sqrt(float(variance))
 
 
 @torch.inference_mode()
@@ -178,13 +195,16 @@ def reconstruction_psnr(network: AutoencoderKL, images: np.ndarray) -> float:
     """Returns the mean PSNR in dB of pictures, uint8 (n, 64, 64, 3), after reconstruction from their mean latents."""
     values = []
     for target in map(pixels, batches(images)):
-        output = network.decode(network.encode(target).latent_dist.mode()).sample
+        latents = network.encode(target).latent_dist.mode()
+        output = network.decode(latents).sample
         values.append(peak_signal_to_noise(output, target))
     return float(torch.cat(values).mean())
 
 
 def train_tiny_autoencoder(
-    config: TrainReferenceConfig, dataset: Dataset, teacher: AutoencoderKL
+    config: TrainReferenceConfig,
+    dataset: Dataset,
+    teacher: AutoencoderKL,
 ) -> None:
     """Distils `teacher`, whose `scaling_factor` must be set, on the training pictures.
 
@@ -192,34 +212,39 @@ def train_tiny_autoencoder(
     the factor 1. The decoder learns the teacher's pictures instead of the real ones, so that all differences between
     teacher and student are due to the distillation.
     """
-    options, device = config.tiny_autoencoder, pick_device(config.device)
+    options = config.tiny_autoencoder
+    device = pick_device(config.device)
     torch.manual_seed(config.seed)
     network = build_tiny_autoencoder().to(device, memory_format=torch.channels_last)
     pictures, latents, disturbed, targets = prepare_lessons(config, dataset, teacher)
 
     def loss(step: int) -> Tensor:
         random = generator(config.seed, STREAMS["tiny_autoencoder"], step)
-        picked = torch.randint(
-            len(pictures), (options.batch_size,), generator=random
-        ).numpy()
-        shown, target = (
-            pixels(images[picked]).to(device, memory_format=torch.channels_last)
-            for images in (pictures, targets)
-        )
+        drawn = torch.randint(len(pictures), (options.batch_size,), generator=random)
+        picked = drawn.numpy()
+        shown = _moved(pixels(pictures[picked]), device)
+        target = _moved(pixels(targets[picked]), device)
         with in_precision(config.arithmetic, device):
             encoded = network.encode(shown).latents.float()
-            output = network.decode(
-                disturbed[picked].to(device, memory_format=torch.channels_last)
-            ).sample.float()
-        latent = (encoded - latents[picked].to(device)).square().mean()
+            decoded = network.decode(_moved(disturbed[picked], device))
+            output = decoded.sample.float()
+        error = encoded - latents[picked].to(device)
+        latent = error.square().mean()
         total: Tensor = picture_loss(output, target, options.edge_weight) + latent
         return total
 
     train(config, "tiny_autoencoder", network, loss, pictures=len(pictures) // VIEWS)
 
 
+def _moved(pictures: Tensor, device: torch.device) -> Tensor:
+    """Moves pictures or latents, float32 (n, channels, height, width), to a device."""
+    return pictures.to(device, memory_format=torch.channels_last)
+
+
 def prepare_lessons(
-    config: TrainReferenceConfig, dataset: Dataset, teacher: AutoencoderKL
+    config: TrainReferenceConfig,
+    dataset: Dataset,
+    teacher: AutoencoderKL,
 ) -> tuple[np.ndarray, Tensor, Tensor, np.ndarray]:
     """Computes the teacher's outputs for all training pictures once, because the teacher costs more than a step.
 
@@ -227,40 +252,36 @@ def prepare_lessons(
         Each picture `VIEWS` times, on white or on a random colour, uint8 (n, 64, 64, 3); its scaled latents, float32
         (n, 8, 8, 8); these latents with noise; and the teacher's picture of the noisy latents, uint8 (n, 64, 64, 3).
     """
-    options, device = config.tiny_autoencoder, pick_device(config.device)
+    options = config.tiny_autoencoder
+    device = pick_device(config.device)
     guide = on_device(copy.deepcopy(teacher), device)
     scale = guide.config.scaling_factor
     chosen = np.tile(dataset.indices(held_out=False), VIEWS)
     random = generator(config.seed, STREAMS["tiny_autoencoder"])
     pictures = on_any_colour(dataset, chosen, options.background_share, random)
-    found, moved, decoded = [], [], []
+    encoded = []
+    noisy = []
+    decoded = []
     with torch.inference_mode():
-        for batch in np.array_split(pictures, -(-len(pictures) // AT_ONCE)):
-            shown = pixels(batch).to(device, memory_format=torch.channels_last)
+        count = math.ceil(len(pictures) / AT_ONCE)
+        for batch in np.array_split(pictures, count):
+            shown = _moved(pixels(batch), device)
             with in_precision(config.arithmetic, device):
-                latents = scale * guide.encode(shown).latent_dist.mode().float()
-                reach = options.latent_noise * torch.rand(
-                    len(batch), 1, 1, 1, generator=random
-                )
-                disturbed = latents + (
-                    reach * torch.randn(latents.shape, generator=random)
-                ).to(device)
+                latents = guide.encode(shown).latent_dist.mode()
+                latents = scale * latents.float()
+                shares = torch.rand(len(batch), 1, 1, 1, generator=random)
+                noise = torch.randn(latents.shape, generator=random)
+                noise = options.latent_noise * shares * noise
+                disturbed = latents + noise.to(device)
                 output = guide.decode(disturbed / scale).sample.float()
-            found.append(latents.cpu())
-            moved.append(disturbed.cpu())
-            decoded.append(
-                output.clamp(-1, 1)
-                .add(1)
-                .mul(127.5)
-                .round()
-                .byte()
-                .permute(0, 2, 3, 1)
-                .cpu()
-                .numpy()
-            )
+            encoded.append(latents.cpu())
+            noisy.append(disturbed.cpu())
+            levels = output.clamp(-1, 1).add(1).mul(127.5)
+            images = levels.round().byte().permute(0, 2, 3, 1)
+            decoded.append(images.cpu().numpy())
     return (
         pictures,
-        torch.cat(found).clone(),
-        torch.cat(moved).clone(),
+        torch.cat(encoded).clone(),
+        torch.cat(noisy).clone(),
         np.concatenate(decoded),
     )

@@ -7,7 +7,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sdopt.schema import Configured, OneOf, Seed
+from sdopt.schema import (
+    Configured,
+    Factor,
+    OneOf,
+    PositiveShare,
+    Seed,
+    Share,
+    ShareBelowOne,
+    UpTo4096,
+    UpTo10000,
+)
 
 STAGES = (
     "data",
@@ -23,6 +33,17 @@ STAGES = (
 )
 """The stages in order. Each stage writes to the folder of its name."""
 
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+"""A weight of a part of the loss."""
+
+PositiveWeight = Annotated[float, Field(gt=0, le=1e6)]
+Minutes = Annotated[float, Field(gt=0, le=1e6)]
+
+SizeOrRank = Annotated[int, Field(ge=1, le=100_000)]
+"""The size of a batch, or the rank of a LoRA."""
+
+Count = Annotated[int, Field(ge=0, le=10**9)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Configured):
@@ -36,19 +57,19 @@ class DataConfig(Configured):
 class TrainingConfig(Configured):
     """Settings common to all training stages."""
 
-    share: Annotated[float, Field(gt=0, le=1)]
+    share: PositiveShare
     """This stage's share of `budget_minutes`."""
     steps: Annotated[int, Field(ge=1, le=10**9)] | None
     """Number of steps, regardless of their duration; null trains for the stage's share of the budget."""
-    batch_size: Annotated[int, Field(ge=1, le=100_000)]
+    batch_size: SizeOrRank
     """Pictures, or latents, per step."""
     learning_rate: Annotated[float, Field(gt=0, le=1000)]
     """Peak learning rate of the schedule."""
-    warmup_steps: Annotated[int, Field(ge=0, le=10**9)]
+    warmup_steps: Count
     """Number of steps in which the learning rate grows linearly to its peak."""
-    background_share: Annotated[float, Field(ge=0, le=1)]
+    background_share: Share
     """Share of pictures on a colour instead of on white; captions name the colour."""
-    ema: Annotated[float, Field(ge=0, lt=1)]
+    ema: ShareBelowOne
     """Decay of the exponential moving average of the weights, which is the result of the training."""
 
 
@@ -56,9 +77,9 @@ class TrainingConfig(Configured):
 class AutoencoderConfig(TrainingConfig):
     """The autoencoder stage."""
 
-    edge_weight: Annotated[float, Field(ge=0, le=1e6)]
+    edge_weight: Weight
     """Weight of the L1 distance between the pictures' finite differences."""
-    kl_weight: Annotated[float, Field(ge=0, le=1e6)]
+    kl_weight: Weight
     """Weight of the mean Kullback-Leibler divergence per latent number."""
 
 
@@ -66,9 +87,9 @@ class AutoencoderConfig(TrainingConfig):
 class TinyAutoencoderConfig(TrainingConfig):
     """The tiny autoencoder stage, which distils the autoencoder."""
 
-    edge_weight: Annotated[float, Field(ge=0, le=1e6)]
+    edge_weight: Weight
     """Weight of the L1 distance between the pictures' finite differences."""
-    latent_noise: Annotated[float, Field(ge=0, le=1000)]
+    latent_noise: Factor
     """Maximum noise on the latents to decode, in standard deviations, to imitate the denoiser's errors."""
 
 
@@ -76,7 +97,7 @@ class TinyAutoencoderConfig(TrainingConfig):
 class CaptionedConfig(TrainingConfig):
     """Settings common to all stages that learn from captioned pictures."""
 
-    caption_dropout: Annotated[float, Field(ge=0, le=1)]
+    caption_dropout: Share
     """Share of captions replaced by the empty caption, for classifier-free guidance."""
 
 
@@ -84,7 +105,7 @@ class CaptionedConfig(TrainingConfig):
 class DiffusionConfig(CaptionedConfig):
     """Settings common to all stages with the diffusion loss."""
 
-    snr_gamma: Annotated[float, Field(gt=0, le=1e6)]
+    snr_gamma: PositiveWeight
     """Signal-to-noise ratio at which the weight of the loss is clipped."""
 
 
@@ -92,7 +113,7 @@ class DiffusionConfig(CaptionedConfig):
 class DenoiserConfig(DiffusionConfig):
     """The denoiser stage, which trains the text encoder too."""
 
-    flat_weight: Annotated[float, Field(gt=0, le=1e6)]
+    flat_weight: PositiveWeight
     """Sampling weight of pictures in the flat style, the style of plain captions; other styles have weight 1."""
 
 
@@ -100,11 +121,11 @@ class DenoiserConfig(DiffusionConfig):
 class TransformerConfig(CaptionedConfig):
     """The stage of the diffusion transformer, which learns from the pictures and from the denoiser of `start_from`."""
 
-    flat_weight: Annotated[float, Field(gt=0, le=1e6)]
+    flat_weight: PositiveWeight
     """Sampling weight of pictures in the flat style, the style of plain captions; other styles have weight 1."""
     shift: Annotated[float, Field(gt=0, le=100)]
     """How far noise levels are shifted towards noise, which decides the layout; 1 draws all levels alike."""
-    teacher_share: Annotated[float, Field(ge=0, le=1)]
+    teacher_share: Share
     """Share of the loss towards the velocity that the denoiser predicts; the rest is towards the true one."""
     target: str
     """Output folder for a `FluxPipeline`."""
@@ -116,9 +137,9 @@ class TransformerConfig(CaptionedConfig):
 class LorasConfig(DiffusionConfig):
     """The stage of the style LoRAs, which share the stage's time; `steps` is the number of steps per LoRA."""
 
-    rank: Annotated[int, Field(ge=1, le=100_000)]
+    rank: SizeOrRank
     """Rank of the LoRAs."""
-    held_out_concepts: Annotated[int, Field(ge=1, le=10_000)]
+    held_out_concepts: UpTo10000
     """Number of concepts known to the denoiser that the LoRAs never see, for the evaluation in the card."""
 
 
@@ -128,9 +149,9 @@ class FewStepsConfig(TrainingConfig):
 
     trajectories: Annotated[int, Field(ge=1, le=10**7)]
     """Number of the teacher's runs whose states the LoRA learns from; `batch_size` counts states."""
-    snr_gamma: Annotated[float, Field(gt=0, le=1e6)]
+    snr_gamma: PositiveWeight
     """Signal-to-noise ratio at which the weight of the loss is clipped."""
-    rank: Annotated[int, Field(ge=1, le=100_000)]
+    rank: SizeOrRank
     """Rank of the LoRA."""
 
 
@@ -138,15 +159,15 @@ class FewStepsConfig(TrainingConfig):
 class ClipConfig(TrainingConfig):
     """The CLIP stage, which also exports the model. All pictures of a step have different concepts."""
 
-    extra_captions: Annotated[int, Field(ge=0, le=10**9)]
+    extra_captions: Count
     """Number of additional captions per step with which each picture is compared."""
-    style_share: Annotated[float, Field(ge=0, le=1)]
+    style_share: Share
     """Share of captions that keep the style word, if there is one."""
-    spoilt_share: Annotated[float, Field(ge=0, le=1)]
+    spoilt_share: Share
     """Share of degraded pictures, whose captions name the degradation."""
-    hidden_patches: Annotated[float, Field(ge=0, lt=1)]
+    hidden_patches: ShareBelowOne
     """Share of each picture's patches that a step drops."""
-    held_out_share: Annotated[float, Field(gt=0, le=1)]
+    held_out_share: PositiveShare
     """Share of the concepts with several styles of which one picture is held out."""
     start_from: str | None
     """Folder written by this stage with initial weights for a training without a checkpoint; null: random weights."""
@@ -174,7 +195,7 @@ class TrainReferenceConfig(Configured):
     """Stage to run; `all` runs all stages in order."""
     folder: str
     """Work folder for archives, data, checkpoints and logs."""
-    budget_minutes: Annotated[float, Field(gt=0, le=1e6)]
+    budget_minutes: Minutes
     """Training time, divided among the stages by their `share`."""
     seed: Seed
     """Seed of all random choices."""
@@ -182,14 +203,14 @@ class TrainReferenceConfig(Configured):
     """`auto` takes a CUDA device if there is one."""
     arithmetic: Literal["auto", "fp32", "bf16"]
     """Precision of the forward pass; `auto` takes bf16 on hardware with native bf16 products."""
-    threads: Annotated[int, Field(ge=1, le=4096)] | None
+    threads: UpTo4096 | None
     """CPU threads; null is PyTorch's default."""
     resume: bool
     """Whether to continue from the stage's last checkpoint, if there is one."""
     start_from: str | None
     """Pipeline folder with initial weights and tokenizer for a training without a checkpoint, and the base of all LoRAs
     if `folder` has no denoiser; null: random weights."""
-    checkpoint_minutes: Annotated[float, Field(gt=0, le=1e6)]
+    checkpoint_minutes: Minutes
     """Minutes between checkpoints."""
     data: DataConfig
     autoencoder: AutoencoderConfig

@@ -6,7 +6,7 @@ to its point by a line. Places are pixels, computed for the narrowest width of t
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.vega import constant, expression, mark
@@ -18,14 +18,14 @@ MOST_NAMES = 12
 _KEY_ROW = 17
 """Height of a row of the key, in pixels."""
 
-
 _WIDTH, _PICTURE_WIDTH, _WIDTH_WITH_KEY = 190, 800, 560
 """Widths of a plot in pixels: on a phone, in a picture, and in one with a key."""
 
 
 def named_layers(
     points: list[dict[str, Any]],
-    at: tuple[Sequence[float], Sequence[float]],
+    along: Sequence[float],
+    across: Sequence[float],
     axes: tuple[Spec, Spec],
     *,
     height: int,
@@ -36,30 +36,32 @@ def named_layers(
 
     Args:
         points: the data, each with a `label`, whose place is added: `dx`, `dy` and `side`, and whether it is `far`.
-        at: where they lie along and across, in the linear units of the axes.
+        along: where they lie from left to right, in the linear units of the axis.
+        across: where they lie from bottom to top, likewise.
         axes: the encodings of both.
         height: the least.
         padding: of the axis along, in pixels.
         named: whether it is a picture, where names stand beside points or in a key.
     """
-    key: list[tuple[int, str]] = []
-    if named and len(points) > MOST_NAMES:
-        key = [(point["number"], point["name"]) for point in points]
-    height = max(height, _KEY_ROW * len(key))
+    has_key = named and len(points) > MOST_NAMES
     width = _WIDTH
-    if named:
-        width = _WIDTH_WITH_KEY if key else _PICTURE_WIDTH
-    along, across = at
+    if has_key:
+        width = _WIDTH_WITH_KEY
+        height = max(height, _KEY_ROW * len(points))
+    elif named:
+        width = _PICTURE_WIDTH
     left = _positions(along, padding, width - padding)
     top = _positions(across, 0.93 * height, 0.07 * height)
     texts = [str(point["label"]) for point in points]
     placed = places(list(zip(left, top, strict=True)), texts, width, height)
     for point, (dx, dy, side) in zip(points, placed, strict=True):
-        point |= {"dx": dx, "dy": dy, "side": side}
+        point["dx"] = dx
+        point["dy"] = dy
+        point["side"] = side
         point["far"] = math.hypot(dx, dy) > 1.5 * _NEAR
     layers = _label_layers(*axes)
-    if key:
-        layers.append(_key_layer(key))
+    if has_key:
+        layers.append(_key_layer(points))
     return layers, height
 
 
@@ -76,14 +78,19 @@ _KEY_LENGTH = 44
 """Letters of a name in the key."""
 
 
-Box = tuple[float, float, float, float]
-"""A rectangle in pixels: left, top, right and bottom; y grows downwards."""
+class Box(NamedTuple):
+    """A rectangle in pixels; y grows downwards."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
 
 
 def overlap(one: Box, other: Box) -> float:
     """Returns the area that both cover."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
+    width = min(one.right, other.right) - max(one.left, other.left)
+    height = min(one.bottom, other.bottom) - max(one.top, other.top)
     return max(0.0, width) * max(0.0, height)
 
 
@@ -95,19 +102,28 @@ def box_of(place: LabelPlace, x: float, y: float, text: str) -> Box:
     """Returns what a text covers at a place beside a point."""
     dx, dy, side = place
     width = _LETTER * len(text)
-    left = x + dx - {"left": 0.0, "center": width / 2, "right": width}[side]
-    return left, y + dy - _LINE / 2, left + width, y + dy + _LINE / 2
+    left = x + dx
+    if side == "center":
+        left -= width / 2
+    elif side == "right":
+        left -= width
+    middle = y + dy
+    return Box(left, middle - _LINE / 2, left + width, middle + _LINE / 2)
 
 
 def _places() -> Iterator[LabelPlace]:
     """Yields places around a point, the nearest first."""
     for ring in range(1, 9):
         reach = _NEAR * ring
-        for step in range(8 if ring == 1 else 16):
-            angle = -math.pi / 4 + step * 2 * math.pi / (8 if ring == 1 else 16)
-            dx, dy = reach * math.cos(angle), reach * math.sin(angle)
-            align = "center" if abs(dx) < 0.3 * reach else "left" if dx > 0 else "right"
-            yield round(dx, 1), round(dy, 1), align
+        count = 8 if ring == 1 else 16
+        for step in range(count):
+            angle = -math.pi / 4 + step * 2 * math.pi / count
+            dx = reach * math.cos(angle)
+            dy = reach * math.sin(angle)
+            side = "left" if dx > 0 else "right"
+            if abs(dx) < 0.3 * reach:
+                side = "center"
+            yield round(dx, 1), round(dy, 1), side
 
 
 def places(
@@ -124,7 +140,8 @@ def places(
         width: of the plot, in pixels; labels stay within.
         height: likewise.
     """
-    marks = [(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in points]
+    plot = Box(0.0, 0.0, width, height)
+    marks = [Box(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in points]
     boxes: list[Box] = []
     chosen: list[LabelPlace] = []
     for (x, y), text in zip(points, texts, strict=True):
@@ -132,11 +149,12 @@ def places(
         least = math.inf
         for place in _places():
             box = box_of(place, x, y, text)
-            within = overlap(box, (0.0, 0.0, width, height))
+            area = (box.right - box.left) * _LINE
             covered = sum(overlap(box, other) for other in (*boxes, *marks))
-            cost = (box[2] - box[0]) * _LINE - within + covered
+            cost = area - overlap(box, plot) + covered
             if cost < least - 1e-6:
-                best, least = place, cost
+                best = place
+                least = cost
             if least <= 0:
                 break
         chosen.append(best)
@@ -146,7 +164,8 @@ def places(
 
 def _positions(values: Sequence[float], first: float, last: float) -> list[float]:
     """Returns where values lie between two ends, the smallest at the first one; in the middle if all are equal."""
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     if low == high:
         return [(first + last) / 2] * len(values)
     shares = [(value - low) / (high - low) for value in values]
@@ -179,12 +198,14 @@ def _label_layers(x: Spec, y: Spec) -> list[Spec]:
     ]
 
 
-def _key_layer(rows: Sequence[tuple[int, str]]) -> Spec:
+def _key_layer(points: Sequence[dict[str, Any]]) -> Spec:
     """Returns a layer with the number and the name of each point, beside the plot."""
-    rows_of_key = []
-    for row, (number, name) in enumerate(rows):
-        text = name if len(name) <= _KEY_LENGTH else name[: _KEY_LENGTH - 1] + "…"
-        rows_of_key.append({"text": f"{number}  {text}", "row": row})
+    rows = []
+    for row, point in enumerate(points):
+        name = point["name"]
+        if len(name) > _KEY_LENGTH:
+            name = name[: _KEY_LENGTH - 1] + "…"
+        rows.append({"text": f"{point['number']}  {name}", "row": row})
     look = {
         "align": "left",
         "baseline": "top",
@@ -193,5 +214,11 @@ def _key_layer(rows: Sequence[tuple[int, str]]) -> Spec:
         "clip": False,
         "aria": False,
     }
-    x, y = constant("width"), constant(0)
-    return mark("text", look, data=rows_of_key, x=x, y=y, text="text:N")
+    return mark(
+        "text",
+        look,
+        data=rows,
+        x=constant("width"),
+        y=constant(0),
+        text="text:N",
+    )

@@ -160,24 +160,19 @@ def kinds(
     field: str, looks: Mapping[str, tuple[str, str]], **legend: Any
 ) -> dict[str, Any]:
     """Returns the encodings of a mark's colour and shape, which say the same, from both by value of a field."""
-    return {
-        channel: encoding(
-            f"{field}:N",
-            title=None,
-            scale={"domain": list(looks), "range": list(values)},
-            **legend,
-        )
-        for channel, values in zip(
-            ("color", "shape"), zip(*looks.values(), strict=True), strict=True
-        )
-    }
+    colours, shapes = zip(*looks.values(), strict=True)
+    encodings = {}
+    for channel, values in (("color", colours), ("shape", shapes)):
+        scale = {"domain": list(looks), "range": list(values)}
+        encodings[channel] = encoding(f"{field}:N", title=None, scale=scale, **legend)
+    return encodings
 
 
 def shortened(name: str) -> str:
     """Returns a name as a row shows it, cut if it is wider than a phone."""
-    return (
-        name if len(name) <= _NAME_LENGTH else name[: _NAME_LENGTH - 1].rstrip() + "…"
-    )
+    if len(name) <= _NAME_LENGTH:
+        return name
+    return name[: _NAME_LENGTH - 1].rstrip() + "…"
 
 
 def ratio_axis(

@@ -54,38 +54,28 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
     Points bear numbers, which the legend explains; in a picture (`named`) their names, or where there are many numbers
     with a key beside them.
     """
-    rows = [
-        row
-        for row in summary.rows
-        if row.latency and row.status.measured and not row.is_step
-    ]
-    families = {name: known_family(name) for name in quality_columns(summary.result)}
-    views, legend = [], dict[int, tuple[int, str, Cell]]()
-    for metric in [
-        name
-        for name, family in families.items()
-        if family and family.higher_is_better is not None
-    ]:
+    rows = []
+    for row in summary.rows:
+        if row.latency and row.status.measured and not row.is_step:
+            rows.append(row)
+    unit = unit_text(summary.result.per_image)
+    views = []
+    legend: dict[int, tuple[int, str, Cell]] = {}
+    for metric in quality_columns(summary.result):
+        family = known_family(metric)
+        if family is None or family.higher_is_better is None:
+            continue
         points = _points(rows, metric, named)
         if all(point["kind"] == BASELINE for point in points):
             continue
         heading = quality_heading(metric)
         x = _loss_axis(points, metric, heading, [_FRONT] if named else [])
-        front = _front(points, bool(family_of(metric).higher_is_better))
-        views.append(
-            (
-                heading,
-                _spec(points, x, front, unit_text(summary.result.per_image), named),
-            )
-        )
-        legend |= {
-            p["number"]: (
-                p["number"],
-                p["name"],
-                Cell(p["kind"], tone=TONES[p["kind"]]),
-            )
-            for p in points
-        }
+        front = _front(points, family.higher_is_better)
+        views.append((heading, _spec(points, x, front, unit, named)))
+        for point in points:
+            number = point["number"]
+            kind = Cell(point["kind"], tone=TONES[point["kind"]])
+            legend[number] = (number, point["name"], kind)
     if not views:
         return None
     return Chart(
@@ -106,18 +96,15 @@ def tradeoff_picture(summary: Summary) -> bytes | None:
 def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any]]:
     points: list[dict[str, Any]] = []
     for number, row in enumerate(rows, 1):
-        loss = _loss(row, metric, row.is_baseline)
-        speed = (
-            1.0
-            if row.is_baseline
-            else row.speedup.interval.estimate
-            if row.speedup
-            else None
-        )
+        loss = _loss(row, metric)
+        speed = 1.0 if row.is_baseline else None
+        if speed is None and row.speedup:
+            speed = row.speedup.interval.estimate
         if loss is None or speed is None:
             continue
         itself = row.is_baseline and metric not in row.scores
-        kind, time = BASELINE if row.images is None else str(row.images), row.time
+        kind = BASELINE if row.images is None else str(row.images)
+        time = row.time
         points.append({
             "number": number,
             "name": row.name,
@@ -134,16 +121,19 @@ def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any
     return points
 
 
-def _loss(row: Row, metric: str, is_baseline: bool) -> float | None:
+def _loss(row: Row, metric: str) -> float | None:
     """Returns the value of a metric; infinity if the images are equal and the metric has no figure for that."""
-    family, score = family_of(metric), row.scores.get(metric)
-    if is_baseline and family.needs_pair:
-        return (
-            math.inf if family.equal_text else 1.0 if family.higher_is_better else 0.0
-        )
+    family = family_of(metric)
+    if row.is_baseline and family.needs_pair:
+        if family.equal_text:
+            return math.inf
+        return 1.0 if family.higher_is_better else 0.0
+    score = row.scores.get(metric)
     if score is None:
         return None
-    return math.inf if score.estimate is None and family.equal_text else score.estimate
+    if score.estimate is None and family.equal_text:
+        return math.inf
+    return score.estimate
 
 
 def _loss_axis(
@@ -158,19 +148,14 @@ def _loss_axis(
         for point in points:
             point["loss"] = top if math.isinf(point["loss"]) else point["loss"]
         axis["labelExpr"] = f"datum.value >= {0.99 * top} ? 'equal' : datum.label"
-        low, high = min(finite, default=top), 0.95 * top
-        step = next(
-            (step for step in (1, 2, 5, 10, 20, 50) if (high - low) / step <= 4), 100
-        )  # at most four figures
-        axis["values"] = [
-            *(
-                float(at)
-                for at in range(
-                    step * math.ceil(low / step), math.floor(high) + 1, step
-                )
-            ),
-            top,
-        ]
+        low = min(finite, default=top)
+        high = 0.95 * top
+        # At most four figures.
+        steps = [step for step in (1, 2, 5, 10, 20, 50) if (high - low) / step <= 4]
+        step = min(steps, default=100)
+        first = step * math.ceil(low / step)
+        figures = range(first, math.floor(high) + 1, step)
+        axis["values"] = [*map(float, figures), top]
     axis |= {"tickCount": FEW_TICKS, "grid": True, "titleAnchor": "middle"}
     return encoding(
         "loss:Q",
@@ -191,10 +176,14 @@ def _spec(
     y = encoding(
         "speed:Q", **ratio_axis(f"speed-up{unit}, log scale (up is faster)", speeds)
     )
-    losses = [point["loss"] for point in points]
-    at = losses, [math.log(speed) for speed in speeds]
     labels, height = named_layers(
-        points, at, (x, y), height=_HEIGHT, padding=_PADDING, named=named
+        points,
+        [point["loss"] for point in points],
+        [math.log(speed) for speed in speeds],
+        (x, y),
+        height=_HEIGHT,
+        padding=_PADDING,
+        named=named,
     )
     shown = {point["kind"] for point in points}
     looks = {
@@ -228,16 +217,14 @@ def _front(
     points: list[dict[str, Any]], higher_is_better: bool
 ) -> list[dict[str, float]]:
     """Returns the Pareto front, from the best images on: the points for which no other is both faster and better."""
+    sign = -1 if higher_is_better else 1
+    ranked = sorted(points, key=lambda point: (sign * point["loss"], -point["speed"]))
     front: list[dict[str, float]] = []
-    for point in sorted(
-        points,
-        key=lambda each: (
-            (-1 if higher_is_better else 1) * each["loss"],
-            -each["speed"],
-        ),
-    ):
-        if not front or point["speed"] > front[-1]["speed"]:
-            front.append(
-                {"loss": point["loss"], "speed": point["speed"], "place": len(front)}
-            )
+    fastest = 0.0
+    for point in ranked:
+        loss = point["loss"]
+        speed = point["speed"]
+        if speed > fastest:
+            fastest = speed
+            front.append({"loss": loss, "speed": speed, "place": len(front)})
     return front

@@ -65,10 +65,14 @@ def layered(layers: Sequence[Spec], params: Sequence[Spec] = ()) -> Spec:
     layers_shown: list[Spec] = []
     selections = [*params]
     for number, layer in enumerate(layers):
-        begun = layer.get("params", [])
-        named = {key: value for key, value in layer.items() if key != "params"}
+        shown = dict(layer)
+        begun = shown.pop("params", [])
         if begun:
-            named["name"] = f"view_{number}"
-            selections += [{**param, "views": [named["name"]]} for param in begun]
-        layers_shown.append(named)
-    return {"layer": layers_shown, **({"params": selections} if selections else {})}
+            shown["name"] = f"view_{number}"
+        for param in begun:
+            selections.append({**param, "views": [shown["name"]]})
+        layers_shown.append(shown)
+    spec: Spec = {"layer": layers_shown}
+    if selections:
+        spec["params"] = selections
+    return spec
