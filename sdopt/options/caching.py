@@ -738,6 +738,10 @@ class GuidanceInterval(Caching):
         return proof
 
 
+_LARGEST_RATIO = 0.75
+"""tomesd merges into one of four tokens."""
+
+
 @dataclass(frozen=True)
 class TokenMerging(Caching):
     """Merges similar tokens before each self-attention, and unmerges them afterwards (ToMe, package tomesd)."""
@@ -746,7 +750,7 @@ class TokenMerging(Caching):
     assumes = (ungated_blocks, unchanged_layers)
     unet_only = "tomesd merges tokens in the blocks of a UNet alone"
 
-    ratio: Annotated[float, Field(gt=0, le=0.75)] = 0.5
+    ratio: Annotated[float, Field(gt=0, le=_LARGEST_RATIO)] = 0.5
     """Share of the tokens to merge into others."""
     max_downsample: Literal[1, 2, 4, 8] = 1
     """Largest downsampling factor of the layers that merge tokens; 1 is only the layers at full latent size."""
@@ -775,9 +779,11 @@ class TokenMerging(Caching):
         tokens = max(((side // 2**level) ** 2 for level in levels), default=0)
         if tokens == 0 or int(tokens * self.ratio):
             return super().ineffective(ctx)
-        return [
-            f"merges none of {tokens} tokens: set caching.ratio to {1.01 / tokens:.2g} or more"
-        ]
+        least = 1.01 / tokens
+        way = "set a larger workload.size"
+        if least <= _LARGEST_RATIO:
+            way = f"set caching.ratio to {least:.2g} or more"
+        return [f"merges none of {tokens} tokens: {way}"]
 
     def left_of(self, tokens: int, level: int) -> int:
         """Returns the number of tokens after merging, in a layer whose latents were halved `level` times."""

@@ -457,7 +457,7 @@ class PrecomputedEmbeddings(Optimization):
 
     max_sequence_length: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """How many tokens of a prompt the calls read; null is `model.max_sequence_length`, or what the pipeline's call does
-    by default. Only for a transformer."""
+    by default. Only for a transformer; a study's baseline reads as many."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:

@@ -31,9 +31,23 @@ def _answer(rows: Sequence[Row], best: Row | None) -> str:
     candidates.sort(key=tells_less)
     for row in candidates:
         faster = row.speed is Speed.FASTER
-        if faster and row.decision is Decision.UNDECIDED:
+        is_open = row.decision is Decision.UNDECIDED and not _is_apart(row, baseline)
+        if faster and is_open:
             return unconfirmed(row, baseline)
     return _nothing_better(candidates, baseline)
+
+
+def _is_apart(row: Row, baseline: Row | None) -> bool:
+    """Returns whether a variant cannot be compared with the baseline, however often it is measured again.
+
+    It does other work, or its images start from other noise.
+    """
+    if baseline is None:
+        return False
+    counts = {
+        side.variant.config.workload.images_per_prompt for side in (row, baseline)
+    }
+    return len(counts) > 1 or bool(row.variant.other_work(baseline.variant))
 
 
 def tells_less(row: Row) -> tuple[bool, bool]:
@@ -112,6 +126,8 @@ def _speed_and_images(row: Row) -> str:
 
 def unconfirmed(row: Row, baseline: Row | None) -> str:
     """Returns the answer for a gain that nothing speaks against and that is not shown yet: it, why, and what to do."""
+    if _is_apart(row, baseline):
+        return f"{_with_reason(described(row, baseline), row)}."
     text = f"{described(row, baseline)}. Not confirmed yet: {shortened(row.because)}."
     command = row.command
     if not command:  # as of other programs' images, and of what no command composes

@@ -108,6 +108,14 @@ CACHING = [
     ),
     case(f"{SDXL} caching=tome caching.max_downsample=2|4"),
     case(
+        "caching=tome caching.max_downsample=8 workload.size=8",
+        "merges none of 1 tokens: set a larger workload.size",
+    ),
+    case(
+        "caching=tome caching.max_downsample=8 caching.ratio=0.01",
+        "merges none of 64 tokens: set caching.ratio to 0.016 or more",
+    ),
+    case(
         f"caching=deepcache {HALF_TASK} workload.steps=3",
         "set workload.steps to 4 or more",
     ),

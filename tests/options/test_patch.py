@@ -162,7 +162,7 @@ def test_a_lora_of_which_ones_own_lacks_a_layer_is_refused(
 ) -> None:
     shape = (4, width, 1, 1) if function == "make" else (4, width)
     pair = torch.ones(shape), torch.ones(shape).transpose(0, 1).contiguous()
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for number in (0, 9):
         names = [f"{layer.format(number)}.lora_{which}.weight" for which in "AB"]
         tensors |= {name: each.clone() for name, each in zip(names, pair, strict=True)}

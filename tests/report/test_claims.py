@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -40,6 +41,7 @@ from sdopt.statistics.comparing import compare
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import floor_range
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
+from sdopt.statistics.sentences import unconfirmed
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.contents import study_metrics, study_tags, variant_run
 from tests.records import reconfigure
@@ -624,6 +626,23 @@ def test_the_command_of_an_open_gain_draws_what_would_settle_it(
     for row in result.candidates:
         row.command = "sdopt run precision=bf16"
     assert f"`sdopt run precision=bf16{given}`" in summary_of(result).sentence
+
+
+@pytest.mark.parametrize(
+    "apart", [{"images_per_prompt": 2}, {"negative_prompt": "grey"}, {}]
+)
+def test_what_cannot_be_compared_is_not_to_be_measured_again(
+    apart: dict[str, Any],
+) -> None:
+    result = measured()
+    leave_open(result, Ruling("same work", "", Verdict.NOT_COMPARABLE, "other work"))
+    for row in result.candidates:
+        row.command = "sdopt run precision=bf16"
+        reconfigure(row, "workload", **apart)
+    sentence = summary_of(result).sentence
+    assert ("measure it again" in sentence) is not bool(apart)
+    said = unconfirmed(summary_of(result).rows[0], summary_of(result).baseline)
+    assert ("measure it again" in said) is not bool(apart)
 
 
 def test_an_option_that_one_process_does_not_show_is_not_counted() -> None:
