@@ -31,7 +31,9 @@ def said_of(program: Program | None) -> str:
         return "No code is shown: none was run."
     if not program.draws:
         return f"No code is shown: {program.reason}."
+    # Lines for a pipeline that is there leave the noise out, which other images do not need.
+    run = "This code was run with the noise of the measured image, and makes that image"
     if program.error == 0 or program.levels == 0:
-        return "This code was run, and makes the measured image."
+        return f"{run}."
     levels = f"to within {program.levels} of 255 levels, a mean squared error of {program.error:.1e}"
-    return f"This code was run, and makes the measured image, {levels}."
+    return f"{run}, {levels}."

@@ -73,7 +73,7 @@ def test_no_code_that_did_not_draw_the_image(
         == bool(summary.best.lines)
         == bool(program_of(summary.best.variant))
     )
-    assert ("makes the measured image" in said[0]) == handed_out
+    assert ("makes that image" in said[0]) == handed_out
     candidate = next(
         one
         for one in answer_of(summary, tmp_path).candidates
