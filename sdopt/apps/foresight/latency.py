@@ -39,7 +39,7 @@ _STACKED = ("GP100", "GV100", "GA100", "GH100", "GB100")
 _LAUNCHES = {
     "eager_1": 10e-6,
     "eager_2": 20e-6,
-    "eager_3": 25e-6,
+    "eager_3": 32e-6,
     "compiled": 4e-6,
     "graphs": 1e-6,
     "engine": 1e-6,
@@ -61,8 +61,9 @@ _FIXED = {
 """Seconds of a call beside its networks: Python, text encoders, images; by application and age of PyTorch."""
 
 UNSEEN = ("launch_eager_3", "fixed_library_3")
-"""What no figure tells: PyTorch since 2.4. The centres are an operator's Python, dispatch and launch (15 to 40 µs on
-hosts of today), and the Python of a pipeline's call. Their deviations widen the intervals."""
+"""What no figure of UNets tells: PyTorch since 2.4. The centres are an operator's Python, dispatch and launch, as they
+were with 2.0 to 2.3 (an H200's hosts took 37 to 53 µs with 2.11), and the Python of a pipeline's call. Their deviations
+widen the intervals."""
 
 _CLASSES = (
     "a1111", "sdnext", "sdnext_diffusers", "other", "comfy", "eager", "compiled",
@@ -91,8 +92,9 @@ _BLOCKS = {
     # Bytes that pass for each stored weight: it is read, written in the type of the product, and read again.
     "unpack_eager": (math.log(8.0), 0.5),
     "unpack_compiled": (math.log(2.0), 0.5),
-    # Bytes that pass for each number of a product whose inputs are quantized without a compiler.
-    "quantize_eager": (math.log(4.0), 0.5),
+    # Bytes that pass for each number of a product whose inputs are quantized without a compiler: some 33 for each input,
+    # which is read for its scale, and then as float32 to be divided, clamped and stored.
+    "quantize_eager": (math.log(8.0), 0.5),
 }
 """Mean and deviation of the coefficients of diffusion transformers, which share all others with UNets."""
 

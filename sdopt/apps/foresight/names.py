@@ -38,7 +38,8 @@ _KINDS = {
 }
 
 _LAPTOPS = re.compile(
-    r"\b(?:legion(?! (?:t\d|tower))|zephyrus|razer blade|blade(?= 1[4-8])|katana|victus|loq|helios|thinkpad|zbook|"
+    r"\b(?!.*\b(?:desktop|tower)\b)(?:legion(?! t\d)|zephyrus|razer blade|"
+    r"blade(?= 1[4-8])|katana|victus|loq|helios|thinkpad|zbook|"
     r"xps(?= 1[3-7])|omen(?= 1[5-7])|tuf(?= (?:gaming )?[af]1[5-7])|strix(?= (?:scar|g1[5-8]))|framework(?= 1\d)|"
     r"triton|stealth|raider|vector|cyborg|crosshair|ideapad|vivobook|zenbook|studiobook|surface|inspiron|latitude|"
     r"aspire|pavilion|alienware(?= [mx]?1[4-8])|aorus(?= 1[5-7])|aero(?= 1[4-7])|nitro(?= [5v]|1[4-8])|"

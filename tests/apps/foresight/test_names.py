@@ -91,6 +91,7 @@ MEANT = {
     "MSI Vector 16 HX RTX 4070": ["rtx4070_laptop"],
     "MSI Cyborg 15 RTX 4060": ["rtx4060_laptop"],
     "IdeaPad Gaming 3 RTX 3050": ["rtx3050_laptop"],
+    "Dell Inspiron Desktop RTX 3060 Ti": ["rtx3060_ti"],
     "Dell Precision 7680 RTX 5000 Ada": [],
     "Dell Precision 7920 RTX A6000": ["a6000"],
     "Alienware m18 RTX 4090": ["rtx4090_laptop"],
