@@ -324,8 +324,12 @@ def check(client: "MlflowClient", tracking: Tracking, experiment: str) -> None:
     place = client.get_experiment_by_name(name)
     if place is None:
         client.search_experiments(max_results=1)
-    else:
-        _require_near(place, tracking)
+        return
+    if place.lifecycle_stage != "active":
+        raise RefusedError(
+            f"the experiment {name!r} is deleted: restore it, or log to one of another name (study.name=…)"
+        )
+    _require_near(place, tracking)
 
 
 def put(

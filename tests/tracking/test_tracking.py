@@ -644,6 +644,13 @@ class TestPlaces:
         assert "secret" not in str(caught.value)
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_deleted_experiment_is_refused(self, store: Store) -> None:
+        """Whatever is logged to it later, by `sdopt sync`, would be refused as well."""
+        place = client.place_of(store.tracking, "gone")
+        store.client.delete_experiment(store.client.create_experiment("gone", place))
+        with pytest.raises(UsageError, match="'gone' is deleted: restore it"):
+            require_store(store.tracking, "gone")
+
     def test_a_database_with_other_tables_is_refused(self, tmp_path: Path) -> None:
         with closing(sqlite3.connect(tmp_path / "other.db")) as other, other:
             other.execute("CREATE TABLE mine (x)")
