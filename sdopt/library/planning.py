@@ -24,6 +24,7 @@ from sdopt.options.precision import FLOATS, FixedVae, FullVae, Precision
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.factory import configs_of
 from sdopt.pipelines.families import side_of
+from sdopt.pipelines.family import class_of
 from sdopt.pipelines.loading import LoadedModel, family_of
 from sdopt.pipelines.loras import lora_layers
 from sdopt.pipelines.parts import casting_hook, denoiser_of, networks_of
@@ -138,7 +139,7 @@ def _model_of(pipe: "DiffusionPipeline") -> LoadedModel:
         "pipeline",
         "path",
         size=size,
-        class_name=type(pipe).__name__,
+        class_name=class_of(pipe),
         configs=configs_of(pipe),
         networks=networks,
     )

@@ -43,7 +43,7 @@ from sdopt.options.compiler import (
 from sdopt.options.compiler.deepspeed import Attention as DeepSpeedAttention
 from sdopt.options.conflicts import compiles, unguided, untold
 from sdopt.options.declarations import Excludes, Extra
-from sdopt.pipelines.family import family_named
+from sdopt.pipelines.family import family_of_pipe
 from sdopt.pipelines.loading import (
     denoiser_config,
     family_of,
@@ -709,7 +709,7 @@ class GuidanceInterval(Caching):
         from sdopt.options.skipping import HalfBatches
 
         denoiser = denoiser_of(pipe)
-        if family_named(type(pipe).__name__).guidance.form == "sequential":
+        if family_of_pipe(pipe).guidance.form == "sequential":
             from sdopt.options.transformer import SecondCalls
 
             return on_transformer(

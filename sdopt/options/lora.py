@@ -318,7 +318,9 @@ class Fused(Lora):
             )
             # A text encoder is removed only after it has encoded all prompts, with the LoRA in its weights.
             removed = sum(networks[number]() is None for number, _ in fused)
-            left = len(lora_layers(*networks_of_a_lora(pipe)))
+            # A function of one's own may have loaded another LoRA since, beside the weights.
+            layers = lora_layers(*networks_of_a_lora(pipe))
+            left = sum(_NAME in getattr(layer, "lora_A", ()) for layer in layers)
             summary = f"{changed} weights include the LoRA; {left} separate LoRA layers"
             summary += (
                 f"; {removed} weights of text encoders that were removed included it"
@@ -679,7 +681,8 @@ def _all_sums(
                         plain = (
                             plain if type(plain) is torch.Tensor else plain.dequantize()
                         )
-                        found[number, name] = float(plain.double().sum())
+                        own_name = name.replace(".base_layer.", ".")
+                        found[number, own_name] = float(plain.double().sum())
     return found
 
 

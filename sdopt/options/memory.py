@@ -50,7 +50,7 @@ from sdopt.options.lora import (
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.families import factor_of, guidance_from
-from sdopt.pipelines.family import Guidance, family_named
+from sdopt.pipelines.family import Guidance, family_of_pipe
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import (
     LoadedModel,
@@ -425,7 +425,7 @@ class WithoutT5(Optimization):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        names = family_named(type(pipe).__name__).optional
+        names = family_of_pipe(pipe).optional
 
         def proof(trace: Trace) -> Finding:
             left = [name for name in names if getattr(pipe, name, None) is not None]
@@ -657,7 +657,7 @@ def _encoded_as_negative(
 
     Sana writes an instruction before each prompt, and Lumina 2 one of its own, but not before negative ones.
     """
-    family = family_named(type(pipe).__name__)
+    family = family_of_pipe(pipe)
     names = [name for name in family.encoding.returns if name.startswith("negative_")]
     if family.is_unet or not names:
         return {
@@ -708,7 +708,7 @@ def _encoded(
     }
     if negative is not None:
         arguments_given["negative_prompt"] = [negative]
-    if family_named(type(pipe).__name__).is_unet:
+    if family_of_pipe(pipe).is_unet:
         answer = pipe.encode_prompt(
             prompt, **{name: arguments_given[name] for name in _OF_UNETS}
         )
@@ -717,7 +717,7 @@ def _encoded(
             [prompt],
             **{name: value for name, value in arguments_given.items() if name in takes},
         )
-    names = family_named(type(pipe).__name__).encoding.returns
+    names = family_of_pipe(pipe).encoding.returns
     on_cpu = tree_map_only(
         torch.Tensor, lambda tensor: tensor.detach().cpu(), tuple(answer)
     )
@@ -768,7 +768,7 @@ def _in_a_batch(
 
 def guidance_of_pipe(pipe: Pipeline) -> Guidance:
     """Returns how a pipeline that is loaded is guided."""
-    family = family_named(type(pipe).__name__)
+    family = family_of_pipe(pipe)
     configs = {family.denoiser: dict(denoiser_of(pipe).config), "": dict(pipe.config)}
     return guidance_from(family, configs)
 

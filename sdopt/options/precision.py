@@ -27,7 +27,7 @@ from sdopt.options import (
 from sdopt.options.assumptions import a_vae, plain_weights, within_float16
 from sdopt.options.base import existing
 from sdopt.pipelines.components import network_problems
-from sdopt.pipelines.family import family_named
+from sdopt.pipelines.family import family_of_pipe
 from sdopt.pipelines.hub import NETWORK_WEIGHTS, hub_network
 from sdopt.pipelines.loading import (
     family_of,
@@ -256,7 +256,7 @@ class FullVae(Precision):
         proof_of_others = super().apply(pipe)
         upcast = (
             bool(pipe.vae.config.get("force_upcast"))
-            and family_named(type(pipe).__name__).upcasts_vae
+            and family_of_pipe(pipe).upcasts_vae
         )
         # Otherwise diffusers casts the VAE in each call, and back to half precision.
         pipe.vae.register_to_config(force_upcast=False)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from typing_extensions import override
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.family import family_named
+from sdopt.pipelines.family import family_of_pipe
 from sdopt.pipelines.parts import is_called
 
 Conditions = tuple[Tensor, Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]
@@ -223,7 +223,7 @@ class HalfBatches(Halves, OfOneCall):
             self.guided += 1
             return ()
         self.unguided += 1
-        return (family_named(type(self._pipe).__name__).guidance.prompt_half,)
+        return (family_of_pipe(self._pipe).guidance.prompt_half,)
 
 
 class EachHalf(Halves):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sdopt.options.skipping import Calls, OfOneCall, Own, Predictions
-from sdopt.pipelines.family import Guidance, family_named
+from sdopt.pipelines.family import Guidance, family_of_pipe
 from sdopt.pipelines.parts import Pipeline, unwrapped
 
 Block = tuple[str, nn.Module]
@@ -57,7 +57,7 @@ def block_classes(denoiser: nn.Module) -> list[str]:
 
 def guidance_of_call(pipe: Pipeline) -> Guidance:
     """Returns how a pipeline is guided when its denoiser runs both branches."""
-    return family_named(type(pipe).__name__).guidance
+    return family_of_pipe(pipe).guidance
 
 
 class Watching(OfOneCall):

@@ -1,5 +1,6 @@
 """What sdopt knows of each kind of pipeline: a row of data for each, so that no option knows a pipeline by its name."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -513,3 +514,29 @@ def family_named(class_name: str) -> Family:
 def family_of_class(class_name: str) -> Family | None:
     """Returns the family of a pipeline for any task by its class name; None if sdopt runs none of that name."""
     return _BY_TASK.get(class_name)
+
+
+def class_of(pipe: Any) -> str:
+    """Returns the name of diffusers' class of a loaded pipeline, from which a program may have derived its own.
+
+    Of one that is derived from none, as the community's are, the networks say whether it is an SDXL.
+    """
+    cls = type(pipe)
+    for base in cls.__mro__:
+        is_whole = base.__name__.endswith("Pipeline") and base.__name__ != _ANY
+        if is_whole and base.__module__.startswith("diffusers.pipelines."):
+            return base.__name__
+    name = str(cls.__name__)
+    has_two = getattr(pipe, "unet", None) and getattr(pipe, "text_encoder_2", None)
+    if not has_two or name.startswith(_XL):
+        return name
+    kind = re.search("(Img2Img|Inpaint)?Pipeline$", name)
+    return f"{_XL}{kind[0] if kind else 'Pipeline'}"
+
+
+_ANY = "DiffusionPipeline"
+
+
+def family_of_pipe(pipe: Any) -> Family:
+    """Returns the family of a loaded pipeline."""
+    return family_named(class_of(pipe))

@@ -342,14 +342,17 @@ def _json_rows(text: str, column: str | None) -> list[_Row]:
             raise Unreadable(f"{place} is not a JSON object or a text")
         if isinstance(item, str) and column is not None:
             raise NoColumn(f"{place} is a text, and has no keys")
-        rows.append(
-            (
-                place,
-                beside
-                | ({_PROMPT_COLUMNS[0]: item} if isinstance(item, str) else item),
-            )
-        )
+        row = {_PROMPT_COLUMNS[0]: item} if isinstance(item, str) else item
+        rows.append((place, _beside(row, beside)))
     return rows
+
+
+def _beside(row: dict[str, Any], all_rows: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row with what counts for all; its own negative prompt comes first, also under another name."""
+    mine, common = (_named([*keys], _NEGATIVE_COLUMNS) for keys in (row, all_rows))
+    if mine is not None and common is not None:
+        row = {common if name == mine else name: row[name] for name in row}
+    return all_rows | row
 
 
 def _list_in(content: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import DiffusionPipeline
 from diffusers.models.attention_processor import JointAttnProcessor2_0
 
 import sdopt
 from sdopt.errors import ConflictError
-from sdopt.pipelines.family import family_named
+from sdopt.pipelines.family import class_of, family_named
 from tests.pipelines.tiny import tiny
 
 CALL: dict[str, Any] = {"height": 64, "width": 64, "max_sequence_length": 64}
@@ -71,6 +72,26 @@ def test_processors_that_joined_projections_would_replace_are_kept() -> None:
         sdopt.optimize(pipe, attention="fused_qkv")
     pipe.transformer.set_attn_processor(JointAttnProcessor2_0())
     sdopt.optimize(pipe, attention="fused_qkv")
+
+
+def test_a_class_that_a_program_derives_is_of_its_family(pipe: Any) -> None:
+    before = images(pipe)
+    pipe.__class__ = type("Own", (type(pipe),), {})
+    prompts = ["a red circle", "a blue house"]
+    length = "memory.precomputed_embeddings.max_sequence_length=64"
+    sdopt.optimize(pipe, length, memory=["precomputed_embeddings"], prompts=prompts)
+    assert np.abs(images(pipe) - before).max() < 1e-3
+    assert class_of(pipe) == "FluxPipeline"
+
+
+def test_a_pipeline_of_the_community_with_two_encoders_and_a_unet_is_an_sdxl() -> None:
+    """By its class alone it would decode with the tiny autoencoder of another family."""
+    cls: Any = type("LongPromptsPipeline", (DiffusionPipeline,), {})
+    pipe = object.__new__(cls)
+    vars(pipe).update(unet=1, text_encoder_2=1)
+    assert family_named(class_of(pipe)).pipeline == "StableDiffusionXLPipeline"
+    vars(pipe).update(text_encoder_2=None)
+    assert class_of(pipe) == "LongPromptsPipeline"
 
 
 def test_half_precision_keeps_what_a_text_encoder_keeps(pipe: Any) -> None:

@@ -176,6 +176,16 @@ def test_a_lora_of_which_ones_own_lacks_a_layer_is_refused(
         Assembly.load(chosen, "cpu")
 
 
+def test_a_fused_lora_counts_beside_one_that_a_function_loads(
+    code: Path, session: Load
+) -> None:
+    words = ("lora=fused", "lora.weight_name=high_contrast.safetensors")
+    both = session(*words, f"patch={code}/mine.py:styled", "workload.steps=2").prove()
+    by_axis = {each.axis: each for each in both.evidence}
+    assert by_axis["lora"].engaged, by_axis["lora"].summary
+    assert by_axis["patch"].engaged
+
+
 @pytest.mark.parametrize(
     ("layout", "function", "idle", "said"),
     [

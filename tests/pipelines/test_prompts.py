@@ -112,6 +112,10 @@ def test_each_kind_of_file_and_what_other_programs_write(
             "a.json",
             '{"prompts": [{"prompt": "a"}, {"prompt": "b", "negative": ""}], "negative": "x", "seed": 1}',
         ),
+        (
+            "a.json",
+            '{"prompts": [{"prompt": "a", "neg": "x"}, {"prompt": "b", "negative": ""}], "negative_prompt": "z"}',
+        ),
     ],
 )
 def test_negative_prompts_of_a_file(tmp_path: Path, name: str, text: str) -> None:
