@@ -384,8 +384,9 @@ class TestRemarks:
         tensors = original(tiny("sd3").transformer)
         save_file(tensors, file, {"modelspec.title": "SD 3.5 Turbo"})
         chosen = variant_of(file, f"model.base={tiny_folder('sd3')}")
-        [remark] = remarks_on_model(chosen)
+        remark, of_vae = remarks_on_model(chosen)
         assert "the name SD 3.5 Turbo says" in remark
+        assert "vae/ scales its latents by 0.3611" in of_vae  # as FLUX.1's
 
     def test_of_a_gguf_file_count_too(self, tmp_path: Path) -> None:
         pytest.importorskip("gguf")
