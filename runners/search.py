@@ -144,6 +144,8 @@ def _run(
     overrides = with_own_models(overrides, options_of("model", config_dir))
     composition_of(split(overrides)[1], config_dir)
     console = terminal()
+    if not console.is_terminal:
+        _say("starting: looks at this machine, and at what can run on it")
     with console.status("starting: importing PyTorch and diffusers"):
         from sdopt.report.terminal import shown
         from sdopt.search.command import answered, begun, concluded, logged, prepare
