@@ -239,14 +239,10 @@ def scaled_attention(pipe: DiffusionPipeline) -> None:
 
 
 def few_bits(pipe: DiffusionPipeline) -> None:
-    """Rounds the weights of the denoiser's products and convolutions to few bits, with one scale for each tensor.
-
-    5 bits in a UNet; 4 in a transformer, whose images 5 bits change by less than the gate allows.
-    """
-    levels = 7 if denoiser_name(pipe) == "transformer" else 15
+    """Rounds the weights of the denoiser's products and convolutions to 5 bits, with one scale for each tensor."""
     for tensor in denoiser_of(pipe).parameters():
         if tensor.dim() > 1:
-            scale = tensor.data.abs().max() / levels
+            scale = tensor.data.abs().max() / 15
             tensor.data.copy_((tensor.data / scale).round() * scale)
 
 
@@ -319,6 +315,6 @@ HARMS = (
         "latents_error",
         change=scaled_attention,
     ),
-    Harm("weights", "weights in few bits", _LOSSY, "perceptual", change=few_bits),
+    Harm("weights", "weights in 5 bits", _LOSSY, "perceptual", change=few_bits),
 )
 """Each kind once or twice; where a rule has a limit of its own, the harm is small."""
