@@ -14,7 +14,8 @@ def test_it_is_current_and_depends_on_no_machine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As where nothing else is installed."""
-    for module in ("conflicts", "compiler.base", "compiler.engines"):
+    modules = ("declarations", "quantization", "compiler.base", "compiler.engines")
+    for module in modules:
         monkeypatch.setattr(f"sdopt.options.{module}.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["--check"]) == 0, capsys.readouterr().err
