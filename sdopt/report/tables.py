@@ -432,9 +432,10 @@ def to_dataframe(summary: Summary) -> "pd.DataFrame":
     The first columns are the answer, since a notebook shows no more: `variant`, `speedup`, `latency/p50_s`,
     `memory_ratio`, and the verdicts `speed`, `images` and `gate`. Then come `role`, `status`, `reason`, `contract`,
     `against`, and the option of each axis; "" stands for none. The others are figures by their flat names, with
-    two-sided bounds (`speedup_low`, `quality/…`), as floats: NaN for what was not measured. Ratios are over the
-    study's baseline; those of a comparison with another variant begin with `step/`. Of several shapes, each has columns
-    of its own too, as `speedup/512x512b1`.
+    two-sided bounds (`speedup_low`, `quality/…`), as floats: NaN for what was not measured. Ratios and `speed` are
+    over the study's baseline; ratios of a comparison with another variant begin with `step/`. Distances of images,
+    such as `quality/psnr_db`, are to those of `against`. Of several shapes, each has columns of its own too, as
+    `speedup/512x512b1`.
     """
     import pandas as pd
 
@@ -497,17 +498,14 @@ def _facts(row: Row) -> dict[str, str]:
 
 
 def _with_verdicts(summary: Summary, row: Row) -> Row:
-    """Returns the row of a comparison with the verdicts on its variant, or on its step on top of another one."""
+    """Returns the row of a comparison with the verdicts on its variant, and the gate's on the comparison."""
     whole = summary.row(row.name)
     if whole is None:
         return row
-    step = next(
-        (step for step in whole.steps if step.comparison is row.comparison), whole
-    )
     decision = decision_of(row.judgement.verdict) if row.judgement else None
     return replace(
         row,
-        speed=step.speed,
+        speed=whole.speed,
         images=whole.images,
         decision=decision,
     )

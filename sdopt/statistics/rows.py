@@ -67,7 +67,7 @@ class Row:
     """The options that it adds to the baseline, as in `precision=bf16`; its name if none is known."""
     is_baseline: bool = False
     speed: Speed | None = None
-    """What its speed-up over the baseline shows; of a step, that over its reference. None without one."""
+    """What its speed-up over the baseline shows; None without one, and of a step."""
     images: Images | None = None
     """What is known of its images; None for the baseline, and where nothing was measured."""
     decision: Decision | None = None

@@ -22,7 +22,6 @@ from sdopt.statistics.scale import (
     Images,
     Speed,
     decision_of,
-    speed_of,
     speed_over,
     worst_of,
 )
@@ -144,18 +143,13 @@ def _option_of(row: Row, baseline: str) -> str:
 
 
 def _step(result: StudyResult, row: Row) -> Row:
-    """Returns what a variant gains on top of another one than the baseline, with what that speed-up shows."""
+    """Returns a comparison with another variant than the baseline, and whether it leaves an option of that out."""
     reference = result.variant(row.reference)
     plain = result.baseline_variant.choices
     choices = row.variant.choices
     axes = difference(choices, reference.choices)
     as_plain = [choices.get(axis) == plain.get(axis) for axis in axes]
-    row = replace(row, leaves_out=bool(axes) and all(as_plain))
-    if not row.status.measured:
-        return row
-    ratios = [at_shape.speedup_beside for at_shape in row.shapes]
-    speeds = [speed_of(ratio) for ratio in ratios if ratio]
-    return replace(row, speed=speed_over(speeds))
+    return replace(row, leaves_out=bool(axes) and all(as_plain))
 
 
 def _with_chain(row: Row, by_name: Mapping[str, Row]) -> Row:
