@@ -21,7 +21,7 @@ from sdopt.schema import WORK
 from sdopt.statistics.answer_notes import NOT_ENDED
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Speed
-from sdopt.statistics.sentences import described, lacking_text, tells_less
+from sdopt.statistics.sentences import described, is_refused, lacking_text, tells_less
 from sdopt.statistics.summary import Summary, rank_of, summary_of
 from sdopt.statistics.words import seconds_parts
 
@@ -220,11 +220,12 @@ class Sweep:
                 rows.append((job, job.row))
         if not rows:
             return "Nothing was compared with a baseline."
-        rows.sort(key=lambda found: tells_less(found[1]))
+        rows.sort(key=lambda found: (*tells_less(found[1]), is_refused(found[1])))
         job, row = rows[0]
         if all(row.speed is None and row.images is None for _, row in rows):
             return f"Nothing was measured beside a baseline: {job.name}: {job.because} (job {job.number})."
-        if self.best is None and row.speed is not Speed.FEW:
+        open_yet = row.speed is Speed.FEW and not is_refused(row)
+        if self.best is None and not open_yet:
             return self._none_better([row for _, row in rows])
         reservation = f"{lacking_text(row)}: "
         if self.best is not None:

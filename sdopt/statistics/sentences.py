@@ -31,8 +31,8 @@ def _answer(rows: Sequence[Row], best: Row | None) -> str:
     candidates.sort(key=tells_less)
     for row in candidates:
         faster = row.speed is Speed.FASTER
-        is_open = row.decision is Decision.UNDECIDED and not _is_apart(row, baseline)
-        if faster and is_open:
+        is_open = row.decision is Decision.UNDECIDED and not is_refused(row)
+        if faster and is_open and not _is_apart(row, baseline):
             return unconfirmed(row, baseline)
     return _nothing_better(candidates, baseline)
 
@@ -55,18 +55,27 @@ def tells_less(row: Row) -> tuple[bool, bool]:
     return row.speed is None, bool(broken_because(row.variant))
 
 
+def is_refused(row: Row) -> bool:
+    """Returns whether a variant is not to be used, whatever more runs would tell of its speed."""
+    return row.images is Images.WORSE or row.decision is Decision.FAIL
+
+
 def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
     """Returns the answer where no variant is shown to be better than the baseline."""
     first = candidates[0]
-    text = described(first, baseline)
     if first.speed is None:
         return _untimed(candidates, baseline)
-    if all(row.speed in (Speed.FEW, None) for row in candidates):
-        because = _further_reason(first)
+    usable = [row for row in candidates if row.speed and not is_refused(row)]
+    if usable and all(row.speed in (Speed.FEW, None) for row in candidates):
+        text = described(usable[0], baseline)
+        because = _further_reason(usable[0])
         text += f"; {because}" if because else ""
-        return f"{lacking_text(first)}: {text}."
+        return f"{lacking_text(usable[0])}: {text}."
     if len(candidates) > 1:
         return _keep_the_baseline(candidates, baseline)
+    text = described(first, baseline)
+    if is_refused(first):
+        return f"{_advice(baseline)}: {_with_reason(text, first)}."
     if first.speed is Speed.FASTER:
         return f"{_with_reason(text, first)}."
     return f"{_advice(baseline)}: {text}."

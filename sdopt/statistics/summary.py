@@ -160,7 +160,8 @@ def _with_chain(row: Row, by_name: Mapping[str, Row]) -> Row:
     images = [link.images for link in (row, *chain) if link.images]
     row = replace(row, images=worst_of(images))
     failed = [link for link in chain if link.decision is Decision.FAIL]
-    if not row.pays or not failed:
+    is_open = row.pays or row.decision is Decision.UNDECIDED
+    if not is_open or not failed:
         return row
     because = f"{failed[0].name}, on which it is built, fails the gate"
     return replace(row, pays=False, because=because)

@@ -103,6 +103,10 @@ def test_the_fastest_whose_images_can_be_used_leads(
     assert sweep.jobs[0].row is not None
     assert sweep.jobs[0].row.variant is broken
     assert sweep.sentence.startswith("Not enough runs to tell: math attention ")
+    for row in jobs["1"].candidates:
+        row.trips = broken.trips
+    alone = Sweep(Path(), {"1": jobs["1"]}, {})
+    assert alone.sentence.startswith("Keep the baseline: none of 1 ")
 
 
 def test_what_was_not_measured_is_not_called_no_better(

@@ -304,6 +304,28 @@ class TestSteps:
             Images.WORSE,
             False,
         )
+        study.judgements[1].verdict = Verdict.INCONCLUSIVE
+        row = known(summary_of(study).row("deep cache"))
+        assert row.speed is Speed.FASTER
+        assert row.because == f"{NAME}, on which it is built, fails the gate"
+        sentence = summary_of(study).sentence
+        assert sentence.startswith("Keep the baseline: none of 2 "), sentence
+        assert sentence.endswith(f"images worse: {row.because}."), sentence
+
+
+@pytest.mark.parametrize("bounds", [(1.4, 1.6), (None, None)])
+def test_an_option_whose_images_are_worse_is_never_to_be_measured_again(
+    study: StudyResult, bounds: tuple[float | None, float | None]
+) -> None:
+    ruling = Ruling("at_most", "mse", Verdict.FAIL, "large", 0.02, margin=0.001)
+    study.judgements = [
+        Judgement(NAME, study.baseline, "", Contract.LOSSY, Verdict.FAIL, [ruling])
+    ]
+    low, high = bounds
+    assert timed(study, 1.5, low, high).images is Images.WORSE
+    said = summary_of(study).sentence
+    assert said.startswith(f"Keep the baseline: {NAME} is 1.50× faster"), said
+    assert "images worse" in said
 
 
 @pytest.mark.parametrize("status", [Status.NOT_ENGAGED, Status.FAILED])
