@@ -12,6 +12,15 @@ def percent_text(share: float) -> str:
     return f"{float(f'{100 * abs(share):.2g}'):g} %"
 
 
+OF_THE_RANGE = " of the range"
+"""What follows a percentage of all values that a property can have, and not of what the reference has of it."""
+
+
+def range_text(share: float) -> str:
+    """Returns a share of the range of a property: `3.2 % of the range`."""
+    return f"{percent_text(share)}{OF_THE_RANGE}"
+
+
 def number_text(value: float) -> str:
     """Returns an amount without a unit, of two digits."""
     return f"{float(f'{abs(value):.2g}'):g}"
@@ -77,11 +86,15 @@ class Change:
 
 
 PROPERTIES = {
-    "brightness": Change("Images are", "{} darker", "{} brighter", turned=True),
-    "contrast": Change(
-        "Images have", "{} less contrast", "{} more contrast", turned=True
+    "brightness": Change(
+        "Images are", "{} darker", "{} brighter", range_text, turned=True
     ),
-    "fine_detail": Change("Images have", "{} less fine detail", "{} more fine detail"),
+    "contrast": Change(
+        "Images have", "{} less contrast", "{} more contrast", range_text, turned=True
+    ),
+    "fine_detail": Change(
+        "Images have", "{} less fine detail", "{} more fine detail", range_text
+    ),
     "ssim": Change(
         "The structural similarity of images is", "{} lower", "{} higher", number_text
     ),
@@ -132,10 +145,10 @@ DISTANCES: Mapping[str, tuple[str, str, Text]] = {
         "differ from {others} in what they show: an LPIPS of {amount}",
         number_text,
     ),
-    "colour_error": ("colours", "", percent_text),
-    "brightness_error": ("brightness", "", percent_text),
-    "contrast_error": ("contrast", "", percent_text),
-    "detail_error": ("fine detail", "", percent_text),
+    "colour_error": ("colours", "", range_text),
+    "brightness_error": ("brightness", "", range_text),
+    "contrast_error": ("contrast", "", range_text),
+    "detail_error": ("fine detail", "", range_text),
 }
 """Distances between an image and the baseline's image of the same prompt: in what, in which words, and how written."""
 

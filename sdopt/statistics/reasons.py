@@ -11,7 +11,7 @@ from sdopt.statistics.measures import is_of_images
 from sdopt.statistics.ruling_sentences import (
     CHANGES,
     CHECKS,
-    OF_DETAIL,
+    PROPERTY_OF,
     UNDISTURBED,
     family,
     lower,
@@ -95,21 +95,30 @@ def _reason(
         ending = "cannot be told" if first.doubt else "was not judged"
         return f"{_joined(subjects)} {ending}: {cause}"
     worst = worst_prompt(first, judgement, result)
-    detail = 0.0
-    if result is not None and family(first.metric) in OF_DETAIL:
-        detail = _reference_detail(judgement, result)
-    return sentence(first, worst, judgement.is_drift, detail)
+    whole = 0.0 if result is None else _of_reference(first, judgement, result)
+    return sentence(first, worst, judgement.is_drift, whole)
 
 
-def _reference_detail(judgement: Judgement, result: StudyResult) -> float:
-    """Returns the fine detail of the reference's images, from how far the candidate's is from it; 0 if unknown."""
-    score = result.variant(judgement.candidate).quality.get("fine_detail")
-    if score is None or score.estimate is None:
-        return 0.0
-    for ruling in judgement.rulings:
-        is_change = ruling.rule in CHANGES and ruling.estimate is not None
-        if ruling.metric == "fine_detail" and is_change:
-            return score.estimate - (ruling.estimate or 0.0)
+def _of_reference(ruling: Ruling, judgement: Judgement, result: StudyResult) -> float:
+    """Returns how much the reference's images have of the property of a ruling; 0 if unknown.
+
+    An earlier result is not at hand: there it follows from the candidate's amount, and how far that is from it.
+    """
+    name = family(ruling.metric)
+    metric = PROPERTY_OF.get(name, name)
+    amounts: dict[str, float] = {}
+    for variant in result.variants:
+        score = variant.quality.get(metric)
+        if score is not None and score.estimate is not None:
+            amounts[variant.name] = score.estimate
+    if judgement.reference in amounts:
+        return amounts[judgement.reference]
+    change = PROPERTIES.get(metric)
+    for other in judgement.rulings:
+        is_change = other.metric == metric and other.rule in CHANGES
+        if is_change and change and judgement.candidate in amounts:
+            turned = -1.0 if change.turned else 1.0
+            return amounts[judgement.candidate] - turned * (other.estimate or 0.0)
     return 0.0
 
 
@@ -117,18 +126,10 @@ def _is_open(ruling: Ruling) -> bool:
     return bool(ruling.doubt) or ruling.verdict is Verdict.NOT_COMPARABLE
 
 
-_SAME_PROPERTY = {
-    "detail_error": "fine_detail",
-    "brightness_error": "brightness",
-    "contrast_error": "contrast",
-}
-"""Distances of single images by a property that a set of images has, too."""
-
-
 def _property_of(metric: str) -> str:
     """Returns what a ruling on a metric is about, and at which shape; several rules may be about the same."""
     name = family(metric)
-    return f"{_SAME_PROPERTY.get(name, name)}/{metric.partition('/')[2]}"
+    return f"{PROPERTY_OF.get(name, name)}/{metric.partition('/')[2]}"
 
 
 def _joined(subjects: Iterable[str]) -> str:

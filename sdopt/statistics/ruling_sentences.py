@@ -11,6 +11,7 @@ from typing import Any
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.statistics.change_words import (
     DISTANCES,
+    OF_THE_RANGE,
     OVER_ITS_BASELINE,
     PLAIN,
     PROPERTIES,
@@ -77,7 +78,7 @@ def family(metric: str) -> str:
 
 
 def sentence(
-    ruling: Ruling, worst: str = "", drift: bool = False, detail: float = 0.0
+    ruling: Ruling, worst: str = "", drift: bool = False, whole: float = 0.0
 ) -> str:
     """Returns what a ruling says in one sentence, without a full stop.
 
@@ -85,9 +86,15 @@ def sentence(
         ruling: of any rule, with any verdict.
         worst: the prompt whose image is the worst by the ruling's metric; "" if it is not known.
         drift: whether the variant was compared with itself in an earlier result.
-        detail: the fine detail of the reference's images, of which changes of it are told as a share; 0 if unknown.
+        whole: how much the reference's images have of the property, of which changes are a share; 0 if unknown.
     """
-    ruling = _as_share(ruling, detail)
+    share = _as_share(ruling, whole)
+    if share is not None:
+        return _sentence(share, worst, drift).replace(OF_THE_RANGE, "")
+    return _sentence(ruling, worst, drift)
+
+
+def _sentence(ruling: Ruling, worst: str, drift: bool) -> str:
     if ruling.doubt:
         return f"{subject(ruling)} cannot be told: {ruling.doubt}"
     if ruling.rule in _QUESTIONS and ruling.verdict is not Verdict.FAIL:
@@ -104,23 +111,25 @@ def sentence(
     return text
 
 
-def _as_share(ruling: Ruling, detail: float) -> Ruling:
-    """Returns a ruling with changes of fine detail as shares of the reference's: its own unit tells nobody anything."""
+def _as_share(ruling: Ruling, whole: float) -> Ruling | None:
+    """Returns a ruling with changes of a property as shares of the reference's; None if it is on something else."""
     name = family(ruling.metric)
-    is_change = name == "detail_error" or ruling.rule in CHANGES
-    if not detail or name not in OF_DETAIL or not is_change:
-        return ruling
+    is_change = name in PROPERTY_OF or ruling.rule in CHANGES
+    if not whole or PROPERTY_OF.get(name, name) not in PROPERTY_OF.values():
+        return None
+    if not is_change:
+        return None
     if ruling.rule == "rarely":  # its figures are shares of prompts
 
         def share(limit: re.Match[str]) -> str:
-            return f"exceed {float(limit[1]) / detail:.4g}"
+            return f"exceed {float(limit[1]) / whole:.4g}"
 
         return replace(ruling, reason=_EXCEEDED.sub(share, ruling.reason))
     amounts: dict[str, Any] = {}
     for name in ("estimate", "low", "high", "margin"):
         amount = getattr(ruling, name)
         if amount is not None:
-            amounts[name] = amount / detail
+            amounts[name] = amount / whole
     return replace(ruling, **amounts)
 
 
@@ -241,8 +250,12 @@ _MEASURED_AS = ("mse", "perceptual", "lpips_alex")
 """Distances whose amount is named after the words for them."""
 
 
-OF_DETAIL = ("fine_detail", "detail_error")
-"""Metrics in a unit of their own, of which a change is told as a share of the reference's."""
+PROPERTY_OF = {
+    "detail_error": "fine_detail",
+    "brightness_error": "brightness",
+    "contrast_error": "contrast",
+}
+"""Distances of single images by a property that a set of images has too, of which changes are told as shares."""
 
 CHANGES = ("equivalent", "non_inferior")
 """Rules on how a property of the images differs from the reference's."""
@@ -285,7 +298,7 @@ def _limit(ruling: Ruling, estimate: float, limit: float) -> str:
         allowed = PROPERTIES[name].text(limit)
     else:
         allowed = _distance(name)[-1](limit)
-    return f"{allowed} allowed"
+    return f"{allowed.removesuffix(OF_THE_RANGE)} allowed"
 
 
 def _limit_of_value(ruling: Ruling, estimate: float, limit: float) -> str:

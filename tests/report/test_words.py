@@ -266,7 +266,7 @@ def test_in_what_judge_says_of_images_of_other_programs(tmp_path: Path) -> None:
     result.gate, result.judgements = "default", [judged]
     answer = summary_of(result).sentence
     assert answer.startswith("int8: images worse"), answer
-    assert "images are 10 % darker than the baseline's (0.5 % allowed)" in answer
+    assert "images are 20 % darker than the baseline's (1 % allowed)" in answer
     assert ", most of all for “3.png”" in answer, "no prompt is known, so it is a file"
     assert not STATISTICS.search(answer)
     assert not OTHERS.search(answer)

@@ -16,7 +16,7 @@ from sdopt.report.markdown import markdown
 from sdopt.schema import Rule
 from sdopt.statistics.bounds import Bounds
 from sdopt.statistics.measures import FIRST_IMAGE, RULED
-from sdopt.statistics.ruling_sentences import sentence
+from sdopt.statistics.ruling_sentences import PROPERTY_OF, sentence
 from tests.command import ROOT
 
 PAGE = ROOT / "sdopt" / "gate" / "SENTENCES.md"
@@ -37,6 +37,9 @@ _LIMITS = {
     "mse": 1e-5,
 }
 """Limits like those of the packaged model, for rules that take a share of a calibration."""
+
+_OF_REFERENCE = {"brightness": 0.5, "contrast": 0.2, "fine_detail": 0.004}
+"""What the baseline's images have of a property, of which changes are told as shares."""
 
 _OF_A_SET = ("cmmd", "fid", "kid")
 """Distances between sets of images, for which no prompt is the worst."""
@@ -107,7 +110,8 @@ def said(rule: Rule, verdict: Verdict) -> str:
     if verdict is Verdict.INCONCLUSIVE and rule.test in ("exact", "every"):
         return "–"
     worst = "a red fox" if has_worst_prompt(rule) else ""
-    return sentence(ruled(rule, verdict), worst=worst, detail=0.004)
+    whole = _OF_REFERENCE.get(PROPERTY_OF.get(rule.metric, rule.metric), 0.0)
+    return sentence(ruled(rule, verdict), worst=worst, whole=whole)
 
 
 def has_worst_prompt(rule: Rule) -> bool:

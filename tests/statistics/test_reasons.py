@@ -51,11 +51,11 @@ def test_each_rule_says_what_is_different_by_how_much_and_how_much_is_allowed(
 @pytest.mark.parametrize(
     ("metric", "estimate", "words"),
     [
-        ("brightness", 0.043, "4.3 % darker"),
-        ("brightness", -0.043, "4.3 % brighter"),
-        ("contrast", 0.02, "2 % less contrast"),
-        ("fine_detail", -0.001, "0.1 % less fine detail"),
-        ("fine_detail", 0.001, "0.1 % more fine detail"),
+        ("brightness", 0.043, "4.3 % of the range darker"),
+        ("brightness", -0.043, "4.3 % of the range brighter"),
+        ("contrast", 0.02, "2 % of the range less contrast"),
+        ("fine_detail", -0.001, "0.1 % of the range less fine detail"),
+        ("fine_detail", 0.001, "0.1 % of the range more fine detail"),
     ],
 )
 def test_a_change_has_its_direction(metric: str, estimate: float, words: str) -> None:
@@ -65,7 +65,12 @@ def test_a_change_has_its_direction(metric: str, estimate: float, words: str) ->
     ruling = Ruling(
         "equivalent", metric, Verdict.FAIL, "", estimate, estimate, estimate, 0.005
     )
-    assert f"{words} than the baseline's (0.5 % allowed)" in sentence(ruling)
+    unknown = f"{words} than the baseline's (0.5 % allowed)"
+    assert unknown in sentence(ruling)
+    share = f"{2 * abs(estimate):.1%} ".replace(".0", "").replace("%", " %")
+    said = sentence(ruling, whole=0.5)
+    assert share in said
+    assert "(1 % allowed)" in said
 
 
 def test_an_image_that_gets_darker_is_said_to_be_darker() -> None:
@@ -81,8 +86,8 @@ def test_an_image_that_gets_darker_is_said_to_be_darker() -> None:
         -0.005,
         0.005,
     )
-    assert (
-        sentence(ruling) == "Images are 4 % darker than the baseline's (0.5 % allowed)"
+    assert sentence(ruling, whole=0.5) == (
+        "Images are 8 % darker than the baseline's (1 % allowed)"
     )
 
 
@@ -119,11 +124,11 @@ def test_rules_on_one_property_are_one_reason() -> None:
     ]
     said = reasons_of(Judgement("a", "b", "", None, Verdict.FAIL, rulings))  # type: ignore[arg-type]
     assert len(said) == 2
-    assert said[0].startswith("Images are 4 % darker")
+    assert said[0].startswith("Images are 4 % of the range darker")
     assert "in what they show" in said[1]
 
 
-def test_the_largest_excess_comes_first_and_fine_detail_is_told_as_a_share() -> None:
+def test_the_largest_excess_comes_first_and_properties_are_told_as_shares() -> None:
     """Of a fine detail of 0.0031 before, 0.0007 more is much; of what is allowed it is less than the darker images."""
     judgement = Judgement(
         "it",
@@ -137,10 +142,11 @@ def test_the_largest_excess_comes_first_and_fine_detail_is_told_as_a_share() -> 
             Ruling("at_least", "speedup", Verdict.FAIL, "", 0.1, margin=0.95),
         ],
     )
-    it = variant("it", quality={"fine_detail": Score(0.0038)})
+    scores = {"fine_detail": Score(0.0038), "brightness": Score(0.342)}
+    it = variant("it", quality=scores)
     brightness, detail, speed = reasons_of(judgement, recorded([it], [], "pair"))
-    assert brightness.startswith("Images are 1.8 % darker")
     others = "those of the earlier result"
+    assert brightness == f"Images are 5 % darker than {others} (1.4 % allowed)"
     assert detail == f"Images have 23 % more fine detail than {others} (16 % allowed)"
     assert speed.startswith("Its speed-up")
 
