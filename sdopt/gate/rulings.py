@@ -126,12 +126,12 @@ def _deciding_bound(
 
 
 def two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) -> Ruling:
-    """Applies two one-sided tests (Schuirmann 1987); returns the worse ruling of the two."""
-    rulings = [
-        against(rule, name, bounds, low, at_least=True),
-        against(rule, name, bounds, high, at_least=False),
-    ]
-    return max(rulings, key=lambda ruling: list(Verdict).index(ruling.verdict))
+    """Applies two one-sided tests (Schuirmann 1987); returns the worse ruling of the two, or that on the nearer limit."""
+    lower = against(rule, name, bounds, low, at_least=True)
+    upper = against(rule, name, bounds, high, at_least=False)
+    is_high = bounds.estimate - low > high - bounds.estimate
+    nearer, other = (upper, lower) if is_high else (lower, upper)
+    return max(nearer, other, key=lambda ruling: list(Verdict).index(ruling.verdict))
 
 
 def level_of(confidence: float) -> str:

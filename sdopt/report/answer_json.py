@@ -17,6 +17,7 @@ from sdopt.record.verdicts import Verdict
 from sdopt.report.columns import values_of
 from sdopt.report.notes import caveats_of
 from sdopt.report.program import program_of, said_of_whole
+from sdopt.report.shown_rulings import shown_ruling
 from sdopt.report.tables import WorstPrompt, worst_prompts
 from sdopt.schema import WORK
 from sdopt.statistics.measures import Ratio
@@ -44,7 +45,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Reason:
-    """A rule of the gate that did not pass, and why."""
+    """A rule of the gate that did not pass, and why. A change is the candidate's figure less the reference's."""
 
     rule: str
     metric: str
@@ -203,7 +204,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
                 r.high,
                 r.margin,
             )
-            for r in rulings
+            for r in map(shown_ruling, rulings)
             if r.verdict is not Verdict.PASS
         ],
         row.command,

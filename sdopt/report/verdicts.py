@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,6 +16,7 @@ from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.blocks import Block, Fold, Notes, Prose, Table
 from sdopt.report.columns import word
 from sdopt.report.markdown import escaped, written
+from sdopt.report.shown_rulings import limit_text, shown_ruling
 from sdopt.report.tables import ranking
 from sdopt.statistics.measures import (
     RULED,
@@ -140,7 +141,8 @@ def _titled(summary: Summary, blocks: Sequence[Block]) -> str:
     """Returns blocks on verdicts below a title, and every ruling below them."""
     rows = []
     for judgement in summary.result.judgements:
-        rows += [_ruling_cells(judgement, ruling) for ruling in judgement.rulings]
+        for ruling in judgement.rulings:
+            rows.append(_ruling_cells(judgement, shown_ruling(ruling)))
     headings = (
         "variant",
         "rule",
@@ -168,7 +170,7 @@ def _ruling_cells(judgement: Judgement, ruling: Ruling) -> tuple[str, ...]:
         str(decision_of(ruling.verdict)),
         _figure(ruling.estimate),
         bounds,
-        _figure(ruling.margin),
+        limit_text(ruling),
         ruling.text,
     )
 
@@ -265,7 +267,9 @@ def verdict_json(summary: Summary, against: str = "") -> bytes:
     drifts = []
     for judgement in result.judgements:
         decision = decision_of(judgement.verdict)
-        judgements.append(asdict(judgement) | {"gate": decision})
+        rulings = list(map(shown_ruling, judgement.rulings))
+        shown = replace(judgement, rulings=rulings)
+        judgements.append(asdict(shown) | {"gate": decision})
         drifts.append({"variant": judgement.candidate, "gate": str(decision)})
     content = {
         "study": result.name,
@@ -395,7 +399,7 @@ def _outcome(judgement: Judgement, undecided_passes: bool) -> str:
 def _figures_of(judgement: Judgement) -> list[str]:
     """Returns a line for what each rule that does not pass has found; what several share is told once, with all names."""
     rules: dict[tuple[str, str], list[str]] = {}
-    for ruling in judgement.rulings:
+    for ruling in map(shown_ruling, judgement.rulings):
         if ruling.verdict is Verdict.PASS:
             continue
         decision = str(decision_of(ruling.verdict))
