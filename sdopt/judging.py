@@ -100,10 +100,12 @@ class Judging:
         gate = self._gate_of(result)
         protocol = replace(result.config.protocol, **dict[str, Any](self.thresholds))
         result.config = replace(result.config, protocol=protocol)
+        alone = None
         if self.against is None:
             judge(result, gate, calibration_for(result, gate.calibration))
             _record(result, folder, verdicts=output is None)
         else:
+            alone = summary_of(result)
             result = replace(
                 result,
                 gate=gate.name,
@@ -119,7 +121,7 @@ class Judging:
         self.console.print(shown([heading, *verdict_blocks(result, against)], width))
         target = output or folder
         target.mkdir(parents=True, exist_ok=True)
-        write_verdicts(summary, target, gate.undecided_passes, against)
+        write_verdicts(summary, target, gate.undecided_passes, against, alone)
         print_line(self.console, f"verdicts: {target / 'verdicts.md'}")
         if self.against is None and output is None:
             reports = list(write_reports(summary, folder))

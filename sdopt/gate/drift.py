@@ -67,13 +67,17 @@ def judge_drift(
     pairs_images = folders is not None and not allowed
     rules = [rule for rule in gate.rules.get(contract, []) if _fits(rule, pairs_images)]
     judged = replace(gate, rules={contract: rules}, must_pay=False)
-    notes = "; ".join(_notes(allowed, folders, fit, later.started < earlier.started))
+    moment = earlier.started[:16].replace("T", " ")
+    swapped = later.started < earlier.started
+    notes = "; ".join(_notes(allowed, folders, fit, moment, swapped))
 
-    def of(name: str, rulings: list[Ruling], note: str = "") -> Judgement:
-        moment = earlier.started[:16].replace("T", " ")
-        reference = f"{name} of {moment}"
+    def of(
+        name: str, rulings: list[Ruling], note: str = "", reference: str = ""
+    ) -> Judgement:
+        # No moment: CI follows a variant by these names.
+        reference = reference or f"{name} of the earlier result"
         comparison = Comparison(name, reference, SINCE)
-        return judgement(comparison, contract, rulings, note)
+        return judgement(comparison, contract, rulings, gate, note)
 
     judgements = []
     for name in common:
@@ -86,9 +90,11 @@ def judge_drift(
     # An option that is gone must not pass.
     for name in [*names, *earlier_names]:
         if name not in common:
-            which = "later" if name in names else "earlier"
-            alone = unjudged("variant", f"only the {which} result has it")
-            judgements.append(of(name, [alone]))
+            which, reference = "judged", ""
+            if name in names:
+                which, reference = "earlier", "nothing in the earlier result"
+            alone = unjudged("variant", f"the {which} result has no {name}")
+            judgements.append(of(name, [alone], reference=reference))
     return judgements
 
 
@@ -121,10 +127,11 @@ def _notes(
     waived: Sequence[Difference],
     folders: tuple[Path, Path] | None,
     fit: Fit,
+    moment: str,
     swapped: bool,
 ) -> Iterator[str]:
-    if swapped:
-        yield "the result that is judged was measured before the one that it is held against"
+    order = ", which was measured after the one that is judged" if swapped else ""
+    yield f"held against the result of {moment}{order}"
     if waived:
         yield f"waived: {'; '.join(what for what, _ in waived)}"
     if folders is None:
@@ -236,7 +243,7 @@ def _disturbances(
         disturbances(view, *pair) for view, pair in zip(views, sides, strict=True)
     )
     return [
-        *(f"in the later result: {cause}" for cause in later),
+        *(f"in the judged result: {cause}" for cause in later),
         *(f"in the earlier result: {cause}" for cause in earlier),
     ]
 

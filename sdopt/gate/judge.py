@@ -95,7 +95,7 @@ def _judged(
             rulings += repeated_prompts(context.candidate, context.reference)
         rulings += ruling_of(look)
     note = "; ".join(_notes(result, context))
-    judged = judgement(comparison, context.contract, rulings, note)
+    judged = judgement(comparison, context.contract, rulings, gate, note)
     for claim in claims:
         if claim.p_gain is not None:
             judged.claims[claim.name] = claim.p_gain
@@ -269,15 +269,25 @@ def judgement(
     comparison: Comparison,
     contract: Contract,
     rulings: list[Ruling],
+    gate: Gate,
     note: str = "",
 ) -> Judgement:
     """Returns the judgement of a comparison: the worst of the rulings counts."""
+    verdict = worst([ruling.verdict for ruling in rulings])
+    if gate.undecided_passes and verdict is Verdict.NOT_COMPARABLE:
+        note = "; ".join(filter(None, [note, _NOT_UNDECIDED]))
     return Judgement(
         comparison.candidate,
         comparison.reference,
         comparison.credit,
         contract,
-        worst([ruling.verdict for ruling in rulings]),
+        verdict,
         rulings,
         note,
     )
+
+
+_NOT_UNDECIDED = (
+    "gate.undecided_passes lets pass what the measurements leave open, "
+    "and not what could not be judged"
+)

@@ -22,7 +22,6 @@ from sdopt.report.tables import WorstPrompt, worst_prompts
 from sdopt.schema import WORK
 from sdopt.statistics.measures import Ratio
 from sdopt.statistics.rows import Row
-from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import Summary
 
 SCHEMA = 1
@@ -197,7 +196,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
             Reason(
                 r.rule,
                 r.metric,
-                decision_of(r.verdict),
+                r.verdict,
                 r.text,
                 r.estimate,
                 r.low,

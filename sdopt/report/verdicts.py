@@ -167,7 +167,7 @@ def _ruling_cells(judgement: Judgement, ruling: Ruling) -> tuple[str, ...]:
     return (
         judgement.candidate,
         _rule_name(ruling),
-        str(decision_of(ruling.verdict)),
+        str(ruling.verdict),
         _figure(ruling.estimate),
         bounds,
         limit_text(ruling),
@@ -175,12 +175,15 @@ def _ruling_cells(judgement: Judgement, ruling: Ruling) -> tuple[str, ...]:
     )
 
 
-def summary_markdown(summary: Summary, against: str = "") -> str:
+def summary_markdown(
+    summary: Summary, against: str = "", alone: Summary | None = None
+) -> str:
     """Returns the summary of a step in CI: the answer, the ranking, and then the verdicts.
 
-    `against` is the answer where the result was compared with an earlier one.
+    `against` is the answer where the result was compared with an earlier one, and `alone` what it says by itself.
     """
-    first = written([Prose(against or summary.sentence, strong=True), ranking(summary)])
+    answer = Prose(against or summary.sentence, strong=True)
+    first = written([answer, ranking(alone or summary)])
     table, *reasons = verdict_blocks(summary.result, against)
     # The ranking has the verdicts, but for those on an earlier result.
     blocks = [table, *reasons] if against else reasons
@@ -357,8 +360,8 @@ def _add_suite(
     )
     if outcome:
         message = _printable("; ".join(_first_reasons(judgement, result)))
-        decision = str(decision_of(judgement.verdict))
-        problem = ElementTree.SubElement(case, outcome, message=message, type=decision)
+        kind = str(judgement.verdict)
+        problem = ElementTree.SubElement(case, outcome, message=message, type=kind)
         problem.text = _printable("\n".join(_figures_of(judgement)))
     ElementTree.SubElement(suite, "system-out")
     ElementTree.SubElement(suite, "system-err")
@@ -402,12 +405,12 @@ def _figures_of(judgement: Judgement) -> list[str]:
     for ruling in map(shown_ruling, judgement.rulings):
         if ruling.verdict is Verdict.PASS:
             continue
-        decision = str(decision_of(ruling.verdict))
+        verdict = str(ruling.verdict)
         for text in filter(None, (ruling.reason, ruling.doubt)):
-            rules.setdefault((decision, text), []).append(_rule_name(ruling))
+            rules.setdefault((verdict, text), []).append(_rule_name(ruling))
     lines = []
-    for (decision, text), names in rules.items():
-        lines.append(f"{decision}: {', '.join(dict.fromkeys(names))}: {text}")
+    for (verdict, text), names in rules.items():
+        lines.append(f"{verdict}: {', '.join(dict.fromkeys(names))}: {text}")
     return lines
 
 
@@ -421,17 +424,23 @@ def write_verdicts(
     folder: Path,
     undecided_passes: bool,
     against: str,
+    alone: Summary | None,
 ) -> None:
-    """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder; see `junit`. Raises OSError."""
+    """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder; see `junit`. Raises OSError.
+
+    `alone` is the summary of the result by itself, which CI's summary shows: see `summary_markdown`.
+    """
     write_atomically(folder / "verdicts.json", verdict_json(summary, against))
     write_atomically(
         folder / "verdicts.md", verdict_markdown(summary, against).encode()
     )
     write_atomically(folder / "verdicts.xml", junit(summary, undecided_passes))
-    append_step_summary(summary, against)
+    append_step_summary(summary, against, alone)
 
 
-def append_step_summary(summary: Summary, against: str = "") -> None:
+def append_step_summary(
+    summary: Summary, against: str = "", alone: Summary | None = None
+) -> None:
     """Appends the Markdown to the file that `GITHUB_STEP_SUMMARY` names, where that is set.
 
     The summary is for reading, and the exit code is the verdict: a file that cannot be written is only said.
@@ -439,7 +448,7 @@ def append_step_summary(summary: Summary, against: str = "") -> None:
     target = os.environ.get("GITHUB_STEP_SUMMARY")
     if not target:
         return
-    content = summary_markdown(summary, against) + "\n"
+    content = summary_markdown(summary, against, alone) + "\n"
     try:
         with Path(target).open("ab") as stream:
             stream.write(content.encode(errors="replace"))

@@ -37,6 +37,9 @@ def reasons_of(judgement: Judgement, result: StudyResult | None = None) -> list[
         decisive.append((cause, rulings))
     if judgement.verdict is Verdict.FAIL:
         decisive.sort(key=lambda one: _place(one[1][0]))
+    else:
+        # Without an effect, nothing else is worth telling.
+        decisive.sort(key=lambda one: one[1][0].rule != "engaged")
     reasons = [_reason(*one, judgement, result) for one in decisive]
     return list(dict.fromkeys(reasons))
 

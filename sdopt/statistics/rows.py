@@ -63,6 +63,8 @@ class Row:
     """The rows at the further shapes of the study; this one is at the main shape."""
 
     # What `summary` adds.
+    command: str = ""
+    """The `sdopt run` command that measures it again, by the gate that judged it; "" if none is known to."""
     option: str = ""
     """The options that it adds to the baseline, as in `precision=bf16`; its name if none is known."""
     is_baseline: bool = False
@@ -108,11 +110,6 @@ class Row:
     def has_verdict(self) -> bool:
         """Whether a gate judged it; broken images need none."""
         return self.decision is not None or bool(self.variant.trips)
-
-    @property
-    def command(self) -> str:
-        """The `sdopt run` command that measures it again; "" if none is known to."""
-        return self.variant.command
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from sdopt.contract import Contract
 from sdopt.record.choices import difference
-from sdopt.record.records import Status, StudyResult
+from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Verdict
 from sdopt.statistics.answer_notes import notes_of
 from sdopt.statistics.figures import first_rows, rows_of
@@ -115,6 +115,7 @@ def _judged(result: StudyResult, rows: Sequence[Row]) -> Row:
     direct = [row for row in rows if row.reference in ("", result.baseline)]
     # The comparison with the baseline comes first, where there is one.
     first, *_ = [*direct, *steps]
+    first = replace(first, command=_command_of(result, first.variant))
     if first.is_baseline:
         return replace(first, option=first.name)
     judgements = [row.judgement for row in rows if row.judgement]
@@ -132,6 +133,18 @@ def _judged(result: StudyResult, rows: Sequence[Row]) -> Row:
         row = replace(row, speed=speed_over(row.speeds))
     because = next(filter(None, objections(result, row)), "")
     return replace(row, because=because, pays=not because)
+
+
+def _command_of(result: StudyResult, variant: VariantResult) -> str:
+    """Returns the command that measures a variant again, with the gate that judged it in place of the study's own."""
+    own = result.config.gate.name
+    words = variant.command.split(" ")
+    if not variant.command or result.gate in ("", own):
+        return variant.command
+    if f"gate={own}" not in words:
+        return f"{variant.command} gate={result.gate}"
+    words[words.index(f"gate={own}")] = f"gate={result.gate}"
+    return " ".join(words)
 
 
 def _option_of(row: Row, baseline: str) -> str:

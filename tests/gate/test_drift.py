@@ -226,11 +226,11 @@ def test_a_package_that_no_variant_loads_may_differ(results: Results) -> None:
     ] == ["xformers: 9 against None"]
 
 
-@pytest.mark.parametrize("which", ["later", "earlier"])
+@pytest.mark.parametrize("which", ["judged", "earlier"])
 def test_disturbed_times_of_either_result_decide_nothing(
     results: Results, which: str
 ) -> None:
-    disturb(dict(zip(("later", "earlier"), results, strict=True))[which])
+    disturb(dict(zip(("judged", "earlier"), results, strict=True))[which])
     found = judge_drift(*results, GATE, FIT)
     assert {judgement.verdict for judgement in found} == {Verdict.INCONCLUSIVE}
     [ruling] = [each for each in found[1].rulings if each.rule == "undisturbed"]
@@ -332,9 +332,15 @@ class TestChoices:
         ]
 
 
-@pytest.mark.parametrize(("number", "which"), [(0, "earlier"), (1, "later")])
+@pytest.mark.parametrize(
+    ("number", "which", "reference"),
+    [
+        (0, "judged", "it of the earlier result"),
+        (1, "earlier", "nothing in the earlier result"),
+    ],
+)
 def test_a_variant_that_one_result_lacks_does_not_pass(
-    results: Results, number: int, which: str
+    results: Results, number: int, which: str, reference: str
 ) -> None:
     lacking = results[number]
     lacking.variants = [row for row in lacking.variants if row.name != "it"]
@@ -343,7 +349,10 @@ def test_a_variant_that_one_result_lacks_does_not_pass(
         Verdict.PASS,
         Verdict.NOT_COMPARABLE,
     ]
-    assert f"only the {which} result has it" in found[1].rulings[0].reason
+    assert found[1].rulings[0].reason == f"the {which} result has no it"
+    assert found[1].reference == reference
+    assert found[0].reference == "baseline of the earlier result", "CI follows it"
+    assert "held against the result of " in found[0].note
     assert exit_code(found, Gate()) == 3
 
 
@@ -425,4 +434,4 @@ def test_a_swap_of_the_two_results_is_said(results: Results) -> None:
     later, earlier = results
     later.started = "2025-01-01T00:00:00"
     [found, _] = judge_drift(later, earlier, GATE, FIT)
-    assert "was measured before the one that it is held against" in found.note
+    assert "which was measured after the one that is judged" in found.note

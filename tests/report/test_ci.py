@@ -130,8 +130,9 @@ def test_what_several_rules_share_is_told_once(result: StudyResult) -> None:
     [error] = valid(junit(summary_of(replace(result, judgements=[judged])))).iter(
         "error"
     )
+    assert error.attrib["type"] == "not judged"
     assert (error.text or "").splitlines() == [
-        f"undecided: perceptual at_most, perceptual rarely: {lacking}",
+        f"not judged: perceptual at_most, perceptual rarely: {lacking}",
         "undecided: speedup at_least: at least 1",
         f"undecided: speedup at_least, undisturbed: {busy}",
     ]

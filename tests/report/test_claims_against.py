@@ -7,8 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from sdopt.contract import Contract
 from sdopt.gate.drift import judge_drift
 from sdopt.record.records import StudyResult
+from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.verdicts import (
     against_sentence,
     junit,
@@ -121,9 +123,14 @@ def test_data_holds_the_comparison_and_not_the_study() -> None:
     ]
     for suite in ElementTree.fromstring(junit(summary)):
         assert [found.get("name") for found in suite.iter("property")] == ["gate"]
-    assert summary_markdown(summary, sentence).startswith(
-        f"**{sentence}**".replace("+", r"\+")[:20]
-    )
+    alone = deepcopy(later)
+    ruling = Ruling("at_most", "mse", Verdict.FAIL, "large")
+    judged = Judgement("it", "baseline", "", Contract.LOSSY, Verdict.FAIL, [ruling])
+    alone.judgements = [judged]
+    text = summary_markdown(summary, sentence, summary_of(alone))
+    assert text.startswith(f"**{sentence}**".replace("+", r"\+")[:20])
+    assert "| worse | fail |" in text, "by itself"
+    assert "(not judged)" not in text
 
 
 def test_images_are_held_against_the_earlier_ones(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What each rule of the packaged gates says, in a sentence, when it fails and when it is undecided."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_an_image_that_gets_darker_is_said_to_be_darker() -> None:
     ],
 )
 def test_every_change_is_shown_as_candidate_less_reference_beside_the_nearer_limit(
-    metric: str, rule: str, values: tuple[float, ...], reason: str, limit: str
+    metric: str, rule: Any, values: tuple[float, ...], reason: str, limit: str
 ) -> None:
     """As `RuleContext` records it: turned so that more is better, if at all."""
     family_of_it = next(each for each in FAMILIES if each.name == metric)
@@ -189,6 +190,17 @@ def test_the_largest_excess_comes_first_and_properties_are_told_as_shares() -> N
     assert brightness == f"Images are 5 % darker than {others} (1.4 % allowed)"
     assert detail == f"Images have 23 % more fine detail than {others} (16 % allowed)"
     assert speed.startswith("Its speed-up")
+
+
+def test_that_it_had_no_effect_comes_first() -> None:
+    rulings = [
+        Ruling("rarely", "colour_error", Verdict.INCONCLUSIVE, "few", 0.0, margin=0.05),
+        Ruling("engaged", "", Verdict.INCONCLUSIVE, "every image is the same"),
+    ]
+    said = reasons_of(
+        Judgement("a", "b", "", Contract.LOSSY, Verdict.INCONCLUSIVE, rulings)
+    )
+    assert "every image is the same" in said[0], said
 
 
 def test_that_a_gain_is_open_is_no_second_reason_beside_the_speed_that_it_claims() -> (

@@ -14,6 +14,7 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.scores import BrokenImage
 from sdopt.record.verdicts import Judgement, Payoff, Ruling, Verdict
 from sdopt.report.tables import evidence
+from sdopt.schema import Gate
 from sdopt.statistics.measures import ratio_text
 from sdopt.statistics.objections import REPEATS
 from sdopt.statistics.rows import Row
@@ -311,6 +312,24 @@ class TestSteps:
         sentence = summary_of(study).sentence
         assert sentence.startswith("Keep the baseline: none of 2 "), sentence
         assert sentence.endswith(f"images worse: {row.because}."), sentence
+
+
+@pytest.mark.parametrize(
+    ("command", "again"),
+    [
+        ("sdopt run gate=default precision=bf16", "sdopt run gate=easy precision=bf16"),
+        ("sdopt run precision=bf16", "sdopt run precision=bf16 gate=easy"),
+        ("", ""),
+    ],
+)
+def test_the_command_names_the_gate_that_judged(
+    study: StudyResult, command: str, again: str
+) -> None:
+    study.config = replace(study.config, gate=Gate("default"))
+    study.variant(NAME).command = command
+    assert timed(study, 1.5, 1.4, 1.6).command == command
+    study.gate = "easy"
+    assert only(study).command == again
 
 
 @pytest.mark.parametrize("bounds", [(1.4, 1.6), (None, None)])
