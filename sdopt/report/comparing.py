@@ -58,6 +58,8 @@ def comparison_of(first: StudyResult, second: StudyResult) -> list[Block]:
         blocks.append(Prose(text))
         blocks.append(Notes(choices))
     agreement = "Configuration and environment agree."
+    if choices:
+        agreement = "What else was configured, and the environment agree."
     keys = []
     for key, (earlier, later) in changed_keys(first, second).items():
         agreement = "Configuration and environment differ in:"
@@ -181,8 +183,8 @@ def _ratio(
     before: Row,
     after: Row,
 ) -> str:
-    """Returns the second result's speed-up over the first's; "" for a baseline, and if one was not timed."""
-    if before.is_baseline or after.is_baseline:
+    """Returns the second result's speed-up over the first's; "" for baselines, and if one was not timed."""
+    if any(row.is_baseline or row.variant.is_control for row in (before, after)):
         return ""
     later = (after.variant, _baseline_at(second, after))
     earlier = (before.variant, _baseline_at(first, before))

@@ -137,7 +137,7 @@ def judged_tags(summary: Summary) -> dict[str, str]:
 
 
 def study_metrics(summary: Summary) -> dict[str, float]:
-    """Returns the few metrics of a study's run: how many options pay, and the figures of the best one.
+    """Returns the few metrics of a study's run: how many options pay, effects on speed, and the figures of the best one.
 
     They have names of their own, so that the study is no second row and no second bar beside its winner.
     """
@@ -154,6 +154,11 @@ def study_metrics(summary: Summary) -> dict[str, float]:
         metrics["options/passed"] = float(
             sum(row.decision is Decision.PASS for row in candidates)
         )
+    for effect in summary.result.effects:
+        if effect.speedup is not None:
+            options = " and ".join(effect.options)
+            name = f"effect/{_NO_KEY.sub(' ', options)}"
+            metrics[name] = effect.speedup.estimate
     best = summary.best  # what has a speed-up stands before what has none
     if best is not None and best.speedup is not None:
         for name in OF_THE_BEST:

@@ -213,7 +213,13 @@ def test_other_arithmetic_by_a_variable_needs_a_waiver(results: Results) -> None
     later.environment.variables.clear()
     later.environment.variables["TRITON_CACHE_DIR"] = "/tmp/kernels"
     assert differences(later, earlier) == []
-    assert "environment agree" in written(comparison_of(earlier, later))
+    assert "Configuration and environment agree" in written(
+        comparison_of(earlier, later)
+    )
+    later.variant("it").choices["attention"] = "xformers"
+    text = written(comparison_of(earlier, later))
+    assert "choose otherwise" in text
+    assert "What else was configured, and the environment agree." in text
 
 
 def test_a_package_that_no_variant_loads_may_differ(results: Results) -> None:

@@ -1,6 +1,8 @@
 """The specifications of plots: which rows they have, in which order, and that they say what the table says."""
 
 import json
+import math
+from pathlib import Path
 
 import altair as alt
 import pytest
@@ -11,6 +13,7 @@ from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Interference
 from sdopt.record.scores import Score
+from sdopt.report.answer_json import answer_of, to_json
 from sdopt.report.blocks import Chart
 from sdopt.report.charts.comparisons import forest, interactions, waterfall
 from sdopt.report.charts.parts import ratio_ticks
@@ -19,6 +22,7 @@ from sdopt.report.charts.times import rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.report.page.sections import text_sections
 from sdopt.statistics.summary import summary_of
+from sdopt.tracking.contents import study_metrics
 from tests.command import ROOT
 from tests.records import reconfigure, retime
 
@@ -108,6 +112,21 @@ def test_interactions_lie_below_the_diagonal(result: StudyResult) -> None:
     cells = {row["of"]: row for row in rows(interactions(summary_of(result)))}
     assert (cells["a=1 × b=1"]["column"], cells["a=1 × b=1"]["row"]) == ("a=1", "b=1")
     assert cells["b=1 × c=1"]["figure"] == "aliased with a=1"
+    said = str(interactions(summary_of(result)))
+    assert "On the diagonal the main effects; below it the interactions" in said
+    largest = math.log(1.3)
+    assert f"'values': [{-largest}, 0, {largest}]" in said, "no cell beyond the legend"
+    assert study_metrics(summary_of(result)).items() >= {
+        ("effect/a 1", 0.9),
+        ("effect/a 1 and b 1", 1.1),
+    }
+    told = to_json(answer_of(summary_of(result), Path()))["effects"]
+    assert [effect["options"] for effect in told] == [
+        list(effect.options) for effect in result.effects
+    ]
+    assert told[1]["speedup"]["high"] == 1.4
+    assert told[1]["memory_ratio"]["estimate"] == 0.8
+    assert told[3]["aliased_with"] == ["a=1"]
 
 
 def test_each_metric_is_a_view_and_same_images_lie_beyond_all_others(
@@ -128,6 +147,7 @@ def test_each_metric_is_a_view_and_same_images_lie_beyond_all_others(
     pictured = tradeoffs(summary_of(result), named=True)
     assert pictured is not None
     assert "The dashed line joins" in str(pictured.views[0][1])
+    assert "equal lies beyond the scale" in str(pictured.views[0][1])
     assert (
         points["baseline"]["loss"]
         == points["batches of four"]["loss"]
@@ -140,6 +160,13 @@ def test_each_metric_is_a_view_and_same_images_lie_beyond_all_others(
         "bfloat16",
         "batches of four",
     }  # the fastest first
+    half.shapes[0].speedup = Interval(1.5, 0.5, 3.0)  # too close to call
+    four.reference = "TensorFloat-32"
+    chart = tradeoffs(summary_of(result))
+    assert chart is not None
+    [(_, spec)] = chart.views
+    assert [point["speed"] for point in spec["layer"][0]["data"]["values"]] == [1.0]
+    assert chart.caption.endswith("with the baseline's: batches of four.")
 
 
 class TestTimes:

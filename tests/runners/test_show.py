@@ -82,6 +82,8 @@ class TestCompare:
         shown = sdopt(tmp_path, "compare", str(finished.folder), str(other[1]))
         assert shown.code == 0
         assert "B/A 1.00×" in shown.shown
+        options = [row for row in finished.result.candidates if row.status.measured]
+        assert shown.shown.count("B/A 1.00×") == len(options), "baselines have none"
         assert "Configuration and environment agree." in shown.out
 
     def test_of_another_machine_there_is_no_ratio_and_a_warning(

@@ -272,12 +272,13 @@ def interactions(summary: Summary) -> Spec | None:
     spread = max(abs(cell["log"]) for cell in data) or 0.01
     scale = {"domain": list(map(shortened, names)), "paddingInner": 0.04}
     axis = {"labelLimit": 130, "title": None, "ticks": False, "grid": False}
-    x = encoding("column:O", scale=scale, axis={**axis, "labelAngle": -40})
+    below = {**axis, "labelAngle": -40, "title": _OF_CELLS}
+    x = encoding("column:O", scale=scale, axis=below)
     y = encoding("row:O", scale=scale, axis=axis)
     legend = {
         "labelExpr": "format(exp(datum.value), '.2f') + '×'",
         "gradientLength": 160,
-        "tickCount": 3,
+        "values": [-spread, 0, spread],
     }
     colours = {
         "domain": [-spread, 0, spread],
@@ -295,6 +296,12 @@ def interactions(summary: Summary) -> Spec | None:
     ]
     described = "Interactions: " + "; ".join(cell["aria_text"] for cell in data)
     return built(layered(layers), described, max(2, len(names)) * (ROW + 6), data, 6)
+
+
+_OF_CELLS = (
+    "On the diagonal the main effects; below it the interactions, "
+    "which two options gain beyond their main effects"
+)
 
 
 def _map_cell(effect: Effect, names: Sequence[str]) -> dict[str, Any]:

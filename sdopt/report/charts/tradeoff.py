@@ -20,7 +20,7 @@ from sdopt.report.charts.vega import encoding, layered, mark
 from sdopt.report.tables import metric_text, quality_columns, quality_heading
 from sdopt.report.tones import BASELINE, COLOUR, MUTED, TONES
 from sdopt.statistics.rows import Row
-from sdopt.statistics.scale import Images
+from sdopt.statistics.scale import Images, Speed
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import gib_text, seconds_text, unit_text
 
@@ -45,7 +45,7 @@ _FACTS = {
 """Tooltip of a point: titles by field of the data."""
 
 
-_FRONT = "The dashed line joins the variants that no other one beats in both."
+_FRONT = "The dashed line joins the variants that no other one beats in both, without those too close to call."
 
 
 def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
@@ -55,9 +55,11 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
     with a key beside them.
     """
     rows = []
+    steps = []
     for row in summary.rows:
-        if row.latency and row.status.measured and not row.is_step:
-            rows.append(row)
+        if row.latency and row.status.measured:
+            (steps if row.is_step else rows).append(row)
+    remarks = [_FRONT, *_left_out([row.name for row in steps])]
     unit = unit_text(summary.result.per_image)
     views = []
     legend: dict[int, tuple[int, str, Cell]] = {}
@@ -69,7 +71,7 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
         if all(point["kind"] == BASELINE for point in points):
             continue
         heading = quality_heading(metric)
-        x = _loss_axis(points, metric, heading, [_FRONT] if named else [])
+        x = _loss_axis(points, metric, heading, remarks if named else [])
         front = _front(points, family.higher_is_better)
         views.append((heading, _spec(points, x, front, unit, named)))
         for point in points:
@@ -80,11 +82,20 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
         return None
     return Chart(
         views,
-        f"Up is faster. {_FRONT}",
+        " ".join(["Up is faster.", *remarks]),
         "quality as",
         [legend[number] for number in sorted(legend)],
         "tradeoff.png",
     )
+
+
+def _left_out(names: Sequence[str]) -> list[str]:
+    """Returns which variants have no point, because their images were compared with those of another variant."""
+    if not names:
+        return []
+    return [
+        f"Left out, as their images were not compared with the baseline's: {', '.join(names)}."
+    ]
 
 
 def tradeoff_picture(summary: Summary) -> bytes | None:
@@ -112,6 +123,7 @@ def _points(rows: Sequence[Row], metric: str, named: bool) -> list[dict[str, Any
             "label": row.name if named and len(rows) <= MOST_NAMES else str(number),
             "loss": loss,
             "speed": speed,
+            "open": row.speed is Speed.CLOSE,
             "kind": kind,
             "memory": "" if row.peak_gib is None else gib_text(row.peak_gib),
             "speed_text": row.speedup.text if row.speedup else "",
@@ -140,10 +152,13 @@ def _loss_axis(
     points: list[dict[str, Any]], metric: str, heading: str, below: list[str]
 ) -> Spec:
     """Returns the axis of a metric, with further lines `below` its title; "equal" stands at its end."""
-    better = "right" if family_of(metric).higher_is_better else "left"
+    better = "better to the left"
+    if family_of(metric).higher_is_better:
+        better = "better to the right"
     finite = [point["loss"] for point in points if math.isfinite(point["loss"])]
     axis: dict[str, Any] = {}
     if len(finite) < len(points):
+        better += "; equal lies beyond the scale"
         top = 1.15 * max(finite, default=60.0)
         for point in points:
             point["loss"] = top if math.isinf(point["loss"]) else point["loss"]
@@ -159,7 +174,7 @@ def _loss_axis(
     axis |= {"tickCount": FEW_TICKS, "grid": True, "titleAnchor": "middle"}
     return encoding(
         "loss:Q",
-        title=[f"{heading.rstrip(' ↑↓')} (better to the {better})", *below],
+        title=[f"{heading.rstrip(' ↑↓')} ({better})", *below],
         scale={"zero": False, "padding": _PADDING, "nice": False},
         axis=axis,
     )
@@ -224,7 +239,7 @@ def _front(
     for point in ranked:
         loss = point["loss"]
         speed = point["speed"]
-        if speed > fastest:
+        if speed > fastest and not point["open"]:
             fastest = speed
             front.append({"loss": loss, "speed": speed, "place": len(front)})
     return front
