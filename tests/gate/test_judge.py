@@ -825,7 +825,7 @@ class TestSeveralShapes:
         for shape, speedup in (("64×64", "2.0"), ("96×96", "0.5")):
             [line] = re.findall(rf"\| fast, {shape}.*\| A \|.*", text)
             assert f"| {speedup}" in line
-        assert text.count("| B/A |") == 2 * len(made.comparisons)
+        assert text.count("| B/A |") == 2, "none of the repeated baseline"
 
     def test_a_harm_at_one_is_no_gain_of_the_option(self) -> None:
         made = self.two_shapes(0.5)

@@ -54,12 +54,16 @@ def tradeoffs(summary: Summary, named: bool = False) -> Chart | None:
     Points bear numbers, which the legend explains; in a picture (`named`) their names, or where there are many numbers
     with a key beside them.
     """
-    rows = []
-    steps = []
+    rows: list[Row] = []
+    steps: list[str] = []
     for row in summary.rows:
-        if row.latency and row.status.measured:
-            (steps if row.is_step else rows).append(row)
-    remarks = [_FRONT, *_left_out([row.name for row in steps])]
+        if not row.latency or not row.status.measured:
+            continue
+        if row.is_step:
+            steps.append(row.name)
+        else:
+            rows.append(row)
+    remarks = [_FRONT, *_left_out(steps)]
     unit = unit_text(summary.result.per_image)
     views = []
     legend: dict[int, tuple[int, str, Cell]] = {}
