@@ -3,19 +3,20 @@
 import getpass
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # PyYAML has none
 
+from sdopt.errors import command_line
 from sdopt.quality.metrics import is_imported
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import inside, to_json
 from sdopt.record.images import is_replaced
 from sdopt.record.records import Status, StudyResult, VariantResult
-from sdopt.record.sweeps import shared_overrides
+from sdopt.record.sweeps import measuring, own_overrides
 from sdopt.report.catalog import markdown_table
 from sdopt.report.columns import tracked_metrics, tracked_tags, values_of
 from sdopt.report.sweep import Sweep
@@ -80,7 +81,7 @@ def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
         **({} if result.is_imported else {"device": str(environment.device["name"])}),
         **{name: versions[name] for name in named if name in versions},
         "mlflow.user": _user(),
-        "mlflow.source.name": " ".join(environment.command)[:_TAG_LIMIT],
+        "mlflow.source.name": source_of(environment.command)[:_TAG_LIMIT],
         "mlflow.source.type": "LOCAL",
         **(
             {"mlflow.source.git.commit": environment.sdopt_commit}
@@ -88,6 +89,11 @@ def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
             else {}
         ),
     }
+
+
+def source_of(command: Sequence[str]) -> str:
+    """Returns a command as a shell takes it, without where its results went, which a reader of the run knows."""
+    return command_line(*measuring(command[1:]))
 
 
 def _user() -> str:
@@ -443,7 +449,6 @@ def run_name(result: StudyResult, folder: Path) -> str:
 def _own_overrides(result: StudyResult, folder: Path) -> list[str]:
     """Returns the overrides that a job of a sweep has and the command has not: one for each value that it sweeps."""
     try:
-        shared = shared_overrides(folder.parent)
+        return own_overrides(folder.parent, result.environment.command[2:])
     except LookupError:
         return []
-    return [word for word in result.environment.command[2:] if word not in shared]

@@ -768,10 +768,21 @@ def test_the_name_of_a_sweeps_job_says_what_it_alone_has(tmp_path: Path) -> None
     _, result, _ = fake_study()
     job = tmp_path / "1"
     assert run_name(result, job) == "1: it"
-    shared = ["precision=bf16", "workload.steps=10,20"]
+    shared = [
+        "precision=bf16",
+        "workload.prompts=['a: red apple']",
+        "workload.steps=10,20",
+        "tracking.uri=http://127.0.0.1:5000",
+        "tracking.note='my sweep'",
+    ]
     recorded = {"hydra": {"overrides": {"task": shared}}}
     (tmp_path / "multirun.yaml").write_text(json.dumps(recorded))
-    result.environment.command = ["sdopt", "run", "precision=bf16", "workload.steps=20"]
+    # As Hydra writes it.
+    result.environment.command = [
+        *("sdopt", "run", "precision=bf16", r"workload.prompts=[a\:\ red\ apple]"),
+        *("workload.steps=20", r"tracking.uri=http\://127.0.0.1\:5000"),
+        r"tracking.note=my\ sweep",
+    ]
     assert run_name(result, job) == "1: it, workload.steps=20"
     summary, [it] = summary_of(result), result.candidates
     # Beside its speed-up, for parallel coordinates.
@@ -780,6 +791,10 @@ def test_the_name_of_a_sweeps_job_says_what_it_alone_has(tmp_path: Path) -> None
     }
     baseline = variant_run(summary, result.baseline_variant, job, images=False)
     assert not baseline.parameters
+    # As one pastes it.
+    assert baseline.tags["mlflow.source.name"] == (
+        r"sdopt run precision=bf16 workload.prompts='[a\:\ red\ apple]' workload.steps=20"
+    )
     result.candidates[0].name = "attention=math, layout=contiguous"
     result.environment.command[2:] = ["layout=contiguous", "attention=math"]
     assert run_name(result, job) == "1: attention=math, layout=contiguous"
