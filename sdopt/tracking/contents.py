@@ -4,6 +4,7 @@ import getpass
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import inside, to_json
 from sdopt.record.images import is_replaced
 from sdopt.record.records import Status, StudyResult, VariantResult
-from sdopt.record.sweeps import measuring, own_overrides
+from sdopt.record.sweeps import measuring, own_overrides, shared_overrides
 from sdopt.report.catalog import markdown_table
 from sdopt.report.columns import tracked_metrics, tracked_tags, values_of
 from sdopt.report.sweep import Sweep
@@ -149,11 +150,7 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     """
     candidates = summary.candidates
     metrics = {
-        "options/tried": float(
-            sum(
-                row.status not in (Status.SKIPPED, Status.PENDING) for row in candidates
-            )
-        ),
+        "options/tried": float(sum(row.status not in _UNTRIED for row in candidates)),
         "options/recommended": float(sum(row.recommended for row in candidates)),
     }
     if any(row.decision for row in candidates):
@@ -169,12 +166,24 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     return metrics
 
 
+_UNTRIED = (Status.SKIPPED, Status.PENDING, Status.INTERRUPTED)
+
 OF_THE_BEST = (
     f"best/{SPEEDUP.name}",
     f"best/{MEMORY_RATIO.name}",
     f"best/quality/{PSNR}",
 )
 """Metrics of a study's run that are figures of the option that it recommends."""
+
+
+_RUN_STATUS = {
+    Status.OK: "FINISHED",
+    Status.NOT_ENGAGED: "FINISHED",
+    Status.SLOWER: "FINISHED",
+    Status.INTERRUPTED: "KILLED",
+    Status.PENDING: "KILLED",
+}
+"""What MLflow says of a variant's run by how the variant ended; of all other ends, that it failed."""
 
 
 def variant_run(
@@ -212,7 +221,7 @@ def variant_run(
     return TrackedRun(
         name=variant.name,
         tags=variant_tags(summary, variant),
-        status="FINISHED" if variant.status.measured else "FAILED",
+        status=_RUN_STATUS.get(variant.status, "FAILED"),
         started=time_of(result.started) + rank,
         ended=time_of(result.finished or result.started),
         parameters={**swept, **variant_parameters(result, variant)},
@@ -285,8 +294,10 @@ def described_in_note(summary: Summary, variant: VariantResult) -> str:
     elif row is None or row.is_baseline:
         lines.insert(0, "The baseline, with which the others are compared.")
     else:
-        lines.insert(0, f"**{described(row, summary.row(summary.result.baseline))}**")
-        lines.append(": ".join(filter(None, (str(row.decision or ""), row.because))))
+        said = f"**{described(row, summary.row(summary.result.baseline))}**"
+        lines = [said, "" if variant.reason in row.because else variant.reason]
+        because = "" if row.because in said else row.because
+        lines.append(": ".join(filter(None, (str(row.decision or ""), because))))
         if row.command:
             lines.append(f"Measure it again: `{row.command}`")
     return "\n\n".join(filter(None, lines))
@@ -299,6 +310,7 @@ def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, A
     """
     if result.is_imported:
         return {}
+    lora = _lora_of(config)
     sizes = dict.fromkeys(shape.size for shape in config.shapes)
     batches = dict.fromkeys(shape.batch_size for shape in config.shapes)
     return {
@@ -306,7 +318,17 @@ def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, A
         "size": ", ".join(map(str, sizes)),
         "steps": config.workload.steps,
         "batch": ", ".join(map(str, batches)),
+        **({"lora_file": lora} if lora else {}),
     }
+
+
+def _lora_of(config: RecordedConfig) -> str:
+    """Returns the folder or repository and the file of a LoRA; "" without one. Many files have the same name."""
+    chosen = config.options.get("lora") or {}
+    if "path" not in chosen:
+        return ""
+    place = Path(chosen["path"]).name if chosen["path"] else "packaged"
+    return "/".join(filter(None, (place, chosen.get("weight_name"))))
 
 
 def swept_parameters(result: StudyResult, folder: Path) -> dict[str, str]:
@@ -334,12 +356,20 @@ def sweep_parameters(sweep: Sweep) -> dict[str, str]:
 
 
 def sweep_tags(sweep: Sweep) -> dict[str, str]:
-    """Returns the tags of a sweep's run: its answer, and what its studies are of, as their runs have them."""
-    study, *_ = sweep.studies.values()
-    tags = {"answer": sweep.sentence, "study": study.name}
+    """Returns the tags of a sweep's run: its answer, what all its studies have, and what they are of."""
+    studies = list(sweep.studies.values())
+    tags = common_tags(studies[0], studies[0].config)
     of_studies = sweep_parameters(sweep)
-    for name in study_parameters(study, study.config):
-        tags[name] = of_studies[name]
+    for study in studies:
+        others = common_tags(study, study.config)
+        tags = {name: tag for name, tag in tags.items() if others.get(name) == tag}
+        for name in study_parameters(study, study.config):
+            tags[name] = of_studies[name]
+    tags.pop(STUDY, None)
+    with suppress(LookupError):
+        command = ["sdopt", "run", "-m", *shared_overrides(sweep.folder)]
+        tags["mlflow.source.name"] = source_of(command)
+    tags["answer"] = sweep.sentence
     return {name: value[:_TAG_LIMIT] for name, value in tags.items()}
 
 
