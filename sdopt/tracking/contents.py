@@ -81,14 +81,21 @@ def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
         },
         **({} if result.is_imported else {"device": str(environment.device["name"])}),
         **{name: versions[name] for name in named if name in versions},
-        "mlflow.user": _user(),
-        "mlflow.source.name": source_of(environment.command)[:_TAG_LIMIT],
-        "mlflow.source.type": "LOCAL",
+        **origin_tags(environment.command),
         **(
             {"mlflow.source.git.commit": environment.sdopt_commit}
             if environment.sdopt_commit
             else {}
         ),
+    }
+
+
+def origin_tags(command: Sequence[str]) -> dict[str, str]:
+    """Returns the tags by which MLflow shows who has run which command."""
+    return {
+        "mlflow.user": _user(),
+        "mlflow.source.name": source_of(command)[:_TAG_LIMIT],
+        "mlflow.source.type": "LOCAL",
     }
 
 
@@ -308,8 +315,11 @@ def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, A
 
     Images and times that came as files tell none.
     """
-    if result.is_imported:
-        return {}
+    return {} if result.is_imported else work_parameters(config)
+
+
+def work_parameters(config: RecordedConfig) -> dict[str, Any]:
+    """Returns the model, the LoRA and the work of a configuration, by which runs are found."""
     lora = _lora_of(config)
     sizes = dict.fromkeys(shape.size for shape in config.shapes)
     batches = dict.fromkeys(shape.batch_size for shape in config.shapes)
