@@ -67,7 +67,10 @@ def _leaderboard(figures: str) -> list[str]:
         *("metrics.`load/max_rate_per_s`", "tags.`max_rate`"),
         *(f"metrics.`{figures}{name}`" for name in ("p99_s", "goodput")),
         *("params.`rate_per_s`", "params.`variant`", "params.`policy`"),
-        *(f"tags.`{name}`" for name in ("model", "size", "steps", "device")),
+        *(
+            f"tags.`{name}`"
+            for name in ("model", "size", "steps", "lora_file", "device")
+        ),
     ]
 
 

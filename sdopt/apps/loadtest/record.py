@@ -343,10 +343,13 @@ def _doubts(record: LoadRecord, figures: Sequence[RowFigures]) -> Iterator[str]:
             share = f"{100 * record.attainment:g} %"
             yield f"; {requests} requests at a rate cannot tell {share} from less, load.requests={needed} can"
             break
+    disturbed = []
     for of_row in figures:
         windows = of_row.row.windows
         if len(record.disturbed(windows)) == len(windows):
-            yield f"; other work disturbed all windows of {of_row.row.name}"
+            disturbed.append(of_row.row.name)
+    if disturbed:
+        yield f"; other work disturbed all windows of {' and '.join(disturbed)}"
 
 
 def _of_others(others: Sequence[RowFigures]) -> str:

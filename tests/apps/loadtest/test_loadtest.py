@@ -403,7 +403,7 @@ class TestTheAnswer:
             "Not enough runs to tell: row 1 carries at least 2.92× the requests of row 0 with 99 % of the requests "
             "within 1.5 s: more than 3 instead of 1.03 a second; the rates do not bracket it; three replicates or more "
             "would give an interval; 12 requests at a rate cannot tell 99 % from less, load.requests=100 can; other "
-            "work disturbed all windows of row 0; other work disturbed all windows of row 1."
+            "work disturbed all windows of row 0 and row 1."
         )
         [alone, _] = found.rows
         assert "12 requests at a rate" in answer_of(replace(found, rows=[alone]))
