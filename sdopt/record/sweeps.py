@@ -1,5 +1,6 @@
 """Reads which jobs a sweep has, from what Hydra records of its command."""
 
+import re
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -25,6 +26,38 @@ def shared_overrides(folder: Path) -> list[str]:
         return list(map(str, overrides["task"]))
     except _DAMAGED as error:
         raise LookupError(str(folder)) from error
+
+
+def own_overrides(folder: Path, words: Sequence[str]) -> list[str]:
+    """Returns the overrides of a sweep's job that its command has not: one for each value that it sweeps.
+
+    Hydra escapes the words of a job, and not those of the command. What says where results go is none of them.
+    Raises LookupError for a copy without the sweep's own files.
+    """
+    shared = [_meaning(word) for word in shared_overrides(folder)]
+    return [word for word in measuring(words) if _meaning(word) not in shared]
+
+
+def measuring(words: Sequence[str]) -> list[str]:
+    """Returns the words of a command without those that say where results go, and with which notes."""
+    return [word for word in words if not _OF_THE_TRACKER.match(word)]
+
+
+_OF_THE_TRACKER = re.compile(r"\+*tracking[.=@]")
+
+
+def _meaning(word: str) -> Any:
+    """Returns the key and the value of an override without quotes and escapes; the text of one that sweeps or is odd."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException:
+        return word
+    if override.is_sweep_override():
+        return word
+    return override.get_key_element(), override.value()
 
 
 def planned_jobs(folder: Path) -> dict[str, str]:

@@ -297,6 +297,7 @@ def leaderboard() -> list[str]:
         "tags.`size`",
         "tags.`steps`",
         "tags.`batch`",
+        "tags.`lora_file`",
         "tags.`device`",
     ]
 

@@ -100,6 +100,14 @@ class Sweep:
         return worst_code(codes)
 
     @property
+    def ended(self) -> bool:
+        """Whether each of its jobs has come to an end of its own, be it an error."""
+        if any(error.problems == [_NOTHING] for error in self.errors.values()):
+            return False
+        statuses = {study.status for study in self.studies.values()}
+        return not self.waiting and statuses <= {"finished"}
+
+    @property
     def lost(self) -> dict[str, int]:
         """Why jobs have no result, a line each, with its exit code; one that cannot run here has none to miss."""
         lost = dict.fromkeys(self.damaged, UsageError.exit_code)

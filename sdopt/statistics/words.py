@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sdopt.record.comparisons import BreakEven, Interval
-from sdopt.record.records import StudyResult
+from sdopt.record.records import Status, StudyResult
 from sdopt.statistics.break_even import break_even_text, start_text
 from sdopt.statistics.measures import MEMORY_RATIO, Ratio
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
@@ -119,7 +119,9 @@ def sampling_text(result: StudyResult) -> str:
         if variant.samples:
             calls.append(max(map(len, variant.samples.values())))
             processes.append(len(variant.samples))
-    if not calls:
+        elif variant.status is Status.INTERRUPTED and variant.measurements:
+            calls.append(0)
+    if not processes:
         return ""
     intervals = intervals_text(result)
     if result.is_imported:

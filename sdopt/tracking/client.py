@@ -38,7 +38,7 @@ NOTE, PARENT, DIGEST = "mlflow.note.content", "mlflow.parentRunId", "sdopt.diges
 OWN_TAGS = (
     *(NOTE, PARENT, "mlflow.runName", "mlflow.user"),
     *("mlflow.source.name", "mlflow.source.type", "mlflow.source.git.commit"),
-    *("study", "model", "size", "steps", "batch", "device"),
+    *("study", "model", "size", "steps", "batch", "lora_file", "device"),
     *("torch", "diffusers", "sdopt", "status", "contract"),
     *("answer", "speed", "images", "gate", "because", "gate.name"),
 )

@@ -3,19 +3,21 @@
 import getpass
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # PyYAML has none
 
+from sdopt.errors import command_line
 from sdopt.quality.metrics import is_imported
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import inside, to_json
 from sdopt.record.images import is_replaced
 from sdopt.record.records import Status, StudyResult, VariantResult
-from sdopt.record.sweeps import shared_overrides
+from sdopt.record.sweeps import measuring, own_overrides, shared_overrides
 from sdopt.report.catalog import markdown_table
 from sdopt.report.columns import tracked_metrics, tracked_tags, values_of
 from sdopt.report.sweep import Sweep
@@ -79,15 +81,27 @@ def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
         },
         **({} if result.is_imported else {"device": str(environment.device["name"])}),
         **{name: versions[name] for name in named if name in versions},
-        "mlflow.user": _user(),
-        "mlflow.source.name": " ".join(environment.command)[:_TAG_LIMIT],
-        "mlflow.source.type": "LOCAL",
+        **origin_tags(environment.command),
         **(
             {"mlflow.source.git.commit": environment.sdopt_commit}
             if environment.sdopt_commit
             else {}
         ),
     }
+
+
+def origin_tags(command: Sequence[str]) -> dict[str, str]:
+    """Returns the tags by which MLflow shows who has run which command."""
+    return {
+        "mlflow.user": _user(),
+        "mlflow.source.name": source_of(command)[:_TAG_LIMIT],
+        "mlflow.source.type": "LOCAL",
+    }
+
+
+def source_of(command: Sequence[str]) -> str:
+    """Returns a command as a shell takes it, without where its results went, which a reader of the run knows."""
+    return command_line(*measuring(command[1:]))
 
 
 def _user() -> str:
@@ -143,11 +157,7 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     """
     candidates = summary.candidates
     metrics = {
-        "options/tried": float(
-            sum(
-                row.status not in (Status.SKIPPED, Status.PENDING) for row in candidates
-            )
-        ),
+        "options/tried": float(sum(row.status not in _UNTRIED for row in candidates)),
         "options/recommended": float(sum(row.recommended for row in candidates)),
     }
     if any(row.decision for row in candidates):
@@ -168,12 +178,24 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     return metrics
 
 
+_UNTRIED = (Status.SKIPPED, Status.PENDING, Status.INTERRUPTED)
+
 OF_THE_BEST = (
     f"best/{SPEEDUP.name}",
     f"best/{MEMORY_RATIO.name}",
     f"best/quality/{PSNR}",
 )
 """Metrics of a study's run that are figures of the option that it recommends."""
+
+
+_RUN_STATUS = {
+    Status.OK: "FINISHED",
+    Status.NOT_ENGAGED: "FINISHED",
+    Status.SLOWER: "FINISHED",
+    Status.INTERRUPTED: "KILLED",
+    Status.PENDING: "KILLED",
+}
+"""What MLflow says of a variant's run by how the variant ended; of all other ends, that it failed."""
 
 
 def variant_run(
@@ -211,7 +233,7 @@ def variant_run(
     return TrackedRun(
         name=variant.name,
         tags=variant_tags(summary, variant),
-        status="FINISHED" if variant.status.measured else "FAILED",
+        status=_RUN_STATUS.get(variant.status, "FAILED"),
         started=time_of(result.started) + rank,
         ended=time_of(result.finished or result.started),
         parameters={**swept, **variant_parameters(result, variant)},
@@ -284,8 +306,10 @@ def described_in_note(summary: Summary, variant: VariantResult) -> str:
     elif row is None or row.is_baseline:
         lines.insert(0, "The baseline, with which the others are compared.")
     else:
-        lines.insert(0, f"**{described(row, summary.row(summary.result.baseline))}**")
-        lines.append(": ".join(filter(None, (str(row.decision or ""), row.because))))
+        said = f"**{described(row, summary.row(summary.result.baseline))}**"
+        lines = [said, "" if variant.reason in row.because else variant.reason]
+        because = "" if row.because in said else row.because
+        lines.append(": ".join(filter(None, (str(row.decision or ""), because))))
         if row.command:
             lines.append(f"Measure it again: `{row.command}`")
     return "\n\n".join(filter(None, lines))
@@ -296,8 +320,12 @@ def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, A
 
     Images and times that came as files tell none.
     """
-    if result.is_imported:
-        return {}
+    return {} if result.is_imported else work_parameters(config)
+
+
+def work_parameters(config: RecordedConfig) -> dict[str, Any]:
+    """Returns the model, the LoRA and the work of a configuration, by which runs are found."""
+    lora = _lora_of(config)
     sizes = dict.fromkeys(shape.size for shape in config.shapes)
     batches = dict.fromkeys(shape.batch_size for shape in config.shapes)
     return {
@@ -305,7 +333,17 @@ def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, A
         "size": ", ".join(map(str, sizes)),
         "steps": config.workload.steps,
         "batch": ", ".join(map(str, batches)),
+        **({"lora_file": lora} if lora else {}),
     }
+
+
+def _lora_of(config: RecordedConfig) -> str:
+    """Returns the folder or repository and the file of a LoRA; "" without one. Many files have the same name."""
+    chosen = config.options.get("lora") or {}
+    if "path" not in chosen:
+        return ""
+    place = Path(chosen["path"]).name if chosen["path"] else "packaged"
+    return "/".join(filter(None, (place, chosen.get("weight_name"))))
 
 
 def swept_parameters(result: StudyResult, folder: Path) -> dict[str, str]:
@@ -333,12 +371,20 @@ def sweep_parameters(sweep: Sweep) -> dict[str, str]:
 
 
 def sweep_tags(sweep: Sweep) -> dict[str, str]:
-    """Returns the tags of a sweep's run: its answer, and what its studies are of, as their runs have them."""
-    study, *_ = sweep.studies.values()
-    tags = {"answer": sweep.sentence, "study": study.name}
+    """Returns the tags of a sweep's run: its answer, what all its studies have, and what they are of."""
+    studies = list(sweep.studies.values())
+    tags = common_tags(studies[0], studies[0].config)
     of_studies = sweep_parameters(sweep)
-    for name in study_parameters(study, study.config):
-        tags[name] = of_studies[name]
+    for study in studies:
+        others = common_tags(study, study.config)
+        tags = {name: tag for name, tag in tags.items() if others.get(name) == tag}
+        for name in study_parameters(study, study.config):
+            tags[name] = of_studies[name]
+    tags.pop(STUDY, None)
+    with suppress(LookupError):
+        command = ["sdopt", "run", "-m", *shared_overrides(sweep.folder)]
+        tags["mlflow.source.name"] = source_of(command)
+    tags["answer"] = sweep.sentence
     return {name: value[:_TAG_LIMIT] for name, value in tags.items()}
 
 
@@ -448,7 +494,6 @@ def run_name(result: StudyResult, folder: Path) -> str:
 def _own_overrides(result: StudyResult, folder: Path) -> list[str]:
     """Returns the overrides that a job of a sweep has and the command has not: one for each value that it sweeps."""
     try:
-        shared = shared_overrides(folder.parent)
+        return own_overrides(folder.parent, result.environment.command[2:])
     except LookupError:
         return []
-    return [word for word in result.environment.command[2:] if word not in shared]

@@ -112,10 +112,8 @@ def log_study(
     )
     # That of the experiment, above the leaderboard: the answer of its newest study that compared something.
     note = None
-    if any(row.speed or row.images for row in summary.candidates):
-        note = note_of(
-            f"**{run.name}:** {summary.sentence}\n\nStudies have notes with all verdicts and figures."
-        )
+    if _compares(summary):
+        note = _note_of_experiment(run.name, summary.sentence)
     return ask(
         client.put,
         tracking,
@@ -125,6 +123,16 @@ def log_study(
         digest_of(result),
         (),
         note,
+    )
+
+
+def _compares(summary: Summary) -> bool:
+    return any(row.speed or row.images for row in summary.candidates)
+
+
+def _note_of_experiment(name: str, answer: str) -> str:
+    return note_of(
+        f"**{name}:** {answer}\n\nStudies have notes with all verdicts and figures."
     )
 
 
@@ -201,8 +209,12 @@ def log_sweep(sweep: Sweep, table: str, tracking: Tracking) -> Logged:
     # Made from the sweep's studies, not from its folder, which may be a copy from another machine; a resumed sweep
     # shares some studies with its earlier run.
     ids = " ".join(sorted(study.id[:_SHORT] for study in studies))
+    ends = [study.finished or study.started for study in studies]
     run = TrackedRun(
         name=f"sweep {folder.name}",
+        status="FINISHED" if sweep.ended else "KILLED",
+        started=min(time_of(study.started) for study in studies),
+        ended=max(map(time_of, ends)),
         tags={
             NOTE: note_of(table),
             ROLE: "sweep",
@@ -214,6 +226,7 @@ def log_sweep(sweep: Sweep, table: str, tracking: Tracking) -> Logged:
         files={"sweep.md": table.encode(), **pages},
     )
     digest = short_digest((ids + table).encode())
+    compared = any(map(_compares, sweep.summaries.values()))
     complete = [
         f"{_of_study(study)} and tags.`{DIGEST}` = '{digest_of(study)}'"
         for study in studies
@@ -226,6 +239,7 @@ def log_sweep(sweep: Sweep, table: str, tracking: Tracking) -> Logged:
         [_of_sweep(study) for study in studies],
         digest,
         complete,
+        _note_of_experiment(run.name, sweep.sentence) if compared else None,
     )
 
 

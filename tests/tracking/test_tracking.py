@@ -24,14 +24,16 @@ from sdopt.conclusion import Conclusion
 from sdopt.errors import UsageError, without_passwords
 from sdopt.locks import exclusive
 from sdopt.record.files import read_result, write_result
-from sdopt.record.records import StudyResult
+from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report import catalog
 from sdopt.report.catalog import HTML, MARKDOWN, REPORTS, ReportFile, markdown_table
+from sdopt.report.sweep import Sweep
 from sdopt.schema import Tracking
 from sdopt.statistics.scale import decision_of
 from sdopt.statistics.sentences import described
 from sdopt.statistics.summary import summary_of
+from sdopt.statistics.words import sampling_text
 from sdopt.tracking import client
 from sdopt.tracking.client import (
     NOTE,
@@ -41,8 +43,14 @@ from sdopt.tracking.client import (
     TrackingError,
     cause_of,
 )
-from sdopt.tracking.contents import run_name, variant_run
-from sdopt.tracking.runs import digest_of, download_run, log_study, update_verdicts
+from sdopt.tracking.contents import common_tags, run_name, variant_run
+from sdopt.tracking.runs import (
+    digest_of,
+    download_run,
+    log_study,
+    log_sweep,
+    update_verdicts,
+)
 from sdopt.tracking.store import ask, end_process, require_store, shown_by, ui_pages
 from tests.command import SMOKE, Finished, refused, sdopt
 from tests.fakes import fake_study, fake_workers
@@ -768,10 +776,21 @@ def test_the_name_of_a_sweeps_job_says_what_it_alone_has(tmp_path: Path) -> None
     _, result, _ = fake_study()
     job = tmp_path / "1"
     assert run_name(result, job) == "1: it"
-    shared = ["precision=bf16", "workload.steps=10,20"]
+    shared = [
+        "precision=bf16",
+        "workload.prompts=['a: red apple']",
+        "workload.steps=10,20",
+        "tracking.uri=http://127.0.0.1:5000",
+        "tracking.note='my sweep'",
+    ]
     recorded = {"hydra": {"overrides": {"task": shared}}}
     (tmp_path / "multirun.yaml").write_text(json.dumps(recorded))
-    result.environment.command = ["sdopt", "run", "precision=bf16", "workload.steps=20"]
+    # As Hydra writes it.
+    result.environment.command = [
+        *("sdopt", "run", "precision=bf16", r"workload.prompts=[a\:\ red\ apple]"),
+        *("workload.steps=20", r"tracking.uri=http\://127.0.0.1\:5000"),
+        r"tracking.note=my\ sweep",
+    ]
     assert run_name(result, job) == "1: it, workload.steps=20"
     summary, [it] = summary_of(result), result.candidates
     # Beside its speed-up, for parallel coordinates.
@@ -780,6 +799,10 @@ def test_the_name_of_a_sweeps_job_says_what_it_alone_has(tmp_path: Path) -> None
     }
     baseline = variant_run(summary, result.baseline_variant, job, images=False)
     assert not baseline.parameters
+    # As one pastes it.
+    assert baseline.tags["mlflow.source.name"] == (
+        r"sdopt run precision=bf16 workload.prompts='[a\:\ red\ apple]' workload.steps=20"
+    )
     result.candidates[0].name = "attention=math, layout=contiguous"
     result.environment.command[2:] = ["layout=contiguous", "attention=math"]
     assert run_name(result, job) == "1: attention=math, layout=contiguous"
@@ -805,7 +828,16 @@ def test_a_sweep_is_a_run_above_its_studies(
         == (sweep_folder / "sweep.md").read_text()
     )
     tags = {"study": "pair", "model": "emoji", "steps": "1"}
+    tags["mlflow.source.name"] = above.data.tags["mlflow.source.name"]
     assert tags.items() <= above.data.tags.items()
+    assert tags["mlflow.source.name"].startswith("sdopt run -m ")
+    assert "tracking" not in tags["mlflow.source.name"]
+    assert "attention=default,math,cudnn" in tags["mlflow.source.name"]
+    for common in ("device", "torch", "mlflow.user"):
+        assert above.data.tags[common] == studies[0].data.tags[common]
+    assert "sdopt.study_id" not in above.data.tags
+    assert above.info.start_time == min(run.info.start_time for run in studies)
+    assert above.info.end_time == max(run.info.end_time for run in studies)
     assert above.data.tags["answer"] in above.data.tags["mlflow.note.content"]
     assert above.data.params["attention"] == "default, math, cudnn"
     assert above.data.params["steps"] == "1"
@@ -814,6 +846,53 @@ def test_a_sweep_is_a_run_above_its_studies(
     assert swept == {"default", "math", "cudnn"}
     kept = {item.path for item in client.list_artifacts(above.info.run_id)}
     assert kept == {"sweep.md", "report.md", "report.html"}
+
+
+def test_of_a_sweep_that_was_interrupted_mlflow_says_so(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = {"0": finished.result, "1": finished.result}
+    for study in jobs.values():
+        study.config = replace(study.config, tracking=Tracking(tags={"team": "vision"}))
+    jobs["1"].status = "interrupted"
+    for row in jobs["1"].candidates:
+        row.status = Status.INTERRUPTED
+    asked: list[Any] = []
+    monkeypatch.setattr("sdopt.tracking.runs.ask", lambda *given: asked.append(given))
+    whole = {"0": jobs["0"]}
+    sweeps = [Sweep(tmp_path, whole, {}), Sweep(tmp_path, whole, {}, waiting={"1": ""})]
+    for sweep in [*sweeps, Sweep(tmp_path, jobs, {})]:
+        log_sweep(sweep, "", Tracking())
+    runs = [run for _, _, _, run, *_ in asked]
+    assert [run.status for run in runs] == ["FINISHED", "KILLED", "KILLED"]
+    assert [run.metrics["options/tried"] for run in runs] == [2, 2, 2]
+    assert {run.tags["team"] for run in runs} == {"vision"}
+    assert all(note.startswith(f"**sweep {tmp_path.name}:** ") for *_, note in asked)
+
+
+def test_what_was_interrupted_is_killed_and_says_once_how_far_it_came(
+    finished: Finished, tmp_path: Path
+) -> None:
+    result = finished.result
+    it = result.variant("bfloat16")
+    it.status, it.reason = Status.INTERRUPTED, "interrupted after 0 of 2 rounds"
+    for measurement in it.measurements:
+        measurement.shapes[0].calls = []
+    result.comparisons = []
+    run = variant_run(summary_of(result), it, tmp_path, images=False)
+    assert run.status == "KILLED"
+    assert run.tags[NOTE].count(it.reason) == 1
+    assert sampling_text(result).startswith("0 to ")
+
+
+def test_of_a_lora_runs_have_the_file(tmp_path: Path) -> None:
+    """Two searches, one with a LoRA, have variants of the same names."""
+    _, result, _ = fake_study()
+    chosen = {"path": "me/some-lora", "weight_name": "lora.safetensors"}
+    config = replace(result.config, options={**result.config.options, "lora": chosen})
+    assert common_tags(result, config)["lora_file"] == "some-lora/lora.safetensors"
+    assert "lora_file" not in common_tags(result, result.config)
+    assert "tags.`lora_file`" in TrackedRun().leaderboard
 
 
 @pytest.fixture

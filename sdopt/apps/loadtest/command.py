@@ -2,21 +2,33 @@
 
 import hashlib
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
+from importlib.metadata import version
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
+from sdopt.about import __version__
 from sdopt.apps.loadtest.config import LoadConfig, load_config
-from sdopt.apps.loadtest.record import LoadRecord, LoadRow, answer_of, blocks_of
+from sdopt.apps.loadtest.record import (
+    LoadRecord,
+    LoadRow,
+    RowFigures,
+    answer_of,
+    blocks_of,
+    rate_text,
+    shared_rate,
+)
 from sdopt.apps.loadtest.run import LoadTest, ServedRow
 from sdopt.apps.loadtest.target import Target, target_of
 from sdopt.apps.serving.config import BATCHES, Serving
 from sdopt.apps.serving.engine import unservable
+from sdopt.apps.traffic.figures import Window
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.overrides import key_of
@@ -33,7 +45,7 @@ from sdopt.scratch import scratch_folder
 from sdopt.study.plan import require_same_task
 from sdopt.tracking import client
 from sdopt.tracking.client import NOTE, ROLE, TrackedRun
-from sdopt.tracking.contents import note_of
+from sdopt.tracking.contents import note_of, origin_tags, work_parameters
 from sdopt.tracking.store import ask, require_store
 from sdopt.variant import Variant
 from sdopt.worker.forkserver import StartContext
@@ -42,11 +54,24 @@ from sdopt.worker.process import WorkerProcess
 
 _LOAD = "sdopt.load"
 
-_LEADERBOARD = [
-    *(f"metrics.`load/{name}`" for name in ("max_rate_per_s", "p99_s", "goodput")),
-    "params.`policy`",
-]
-"""The columns of a load test's page in MLflow, by the highest rate."""
+_AT_THE_RATE = (
+    *("p50_s", "p95_s", "p99_s", "goodput"),
+    *("batch", "queue_s", "compute_s", "image_j"),
+)
+"""Figures that rows have at a rate."""
+
+
+def _leaderboard(figures: str) -> list[str]:
+    """Returns the columns of a load test's page in MLflow, by the highest rate; `figures` is what names begin with."""
+    return [
+        *("metrics.`load/max_rate_per_s`", "tags.`max_rate`"),
+        *(f"metrics.`{figures}{name}`" for name in ("p99_s", "goodput")),
+        *("params.`rate_per_s`", "params.`variant`", "params.`policy`"),
+        *(
+            f"tags.`{name}`"
+            for name in ("model", "size", "steps", "lora_file", "device")
+        ),
+    ]
 
 
 def run(
@@ -213,9 +238,23 @@ def _measure(
                 name, variant.name, policy.policy, reason="; ".join(refused[number])
             )
             row.chosen, row.unlike = _work_beside(variant, rows[0][0])
+            row.tags = _tags_of(variant, machine)
             candidates.append(ServedRow(row, variant, policy, start))
         record.rows = [candidate.row for candidate in candidates]
         LoadTest(load, record, machine.device, say).run(candidates)
+
+
+def _tags_of(variant: Variant, machine: Machine) -> dict[str, str]:
+    """Returns the work, the choices, the machine and the versions of a row, by the names that a study's runs have."""
+    versions = {name: version(name) for name in ("torch", "diffusers")}
+    work = work_parameters(variant.config)
+    return {
+        **{name: str(value) for name, value in work.items()},
+        **variant.choices,
+        "device": machine.device.name,
+        **versions,
+        "sdopt": __version__,
+    }
 
 
 def _work_beside(variant: Variant, baseline: Variant) -> tuple[list[str], list[str]]:
@@ -292,64 +331,36 @@ def _log(
     """Logs a load test: a run above one for each row. Raises TrackingError."""
     identity = hashlib.sha256(f"{folder.absolute()}".encode()).hexdigest()[:16]
     common = {
-        _LOAD: identity,
         **{name: str(value) for name, value in (tracking.tags or {}).items()},
+        **origin_tags(shlex.split(record.command)),
+        _LOAD: identity,
     }
-    below = []
-    for each in record.figures:
-        # A chart of runs has no sign for a bound, so that only the rate, which the answer explains, is logged for one.
-        ratio = each.ratio if each.ratio_bound == "=" else None
-        metrics = {"cost_per_1000": each.cost(record.price_per_hour)}
-        for name, found in (("max_rate_per_s", each.most), ("ratio", ratio)):
-            metrics |= (
-                {
-                    name: found.estimate,
-                    f"{name}_low": found.low,
-                    f"{name}_high": found.high,
-                }
-                if found
-                else {}
-            )
-        for key in (
-            "p50_s",
-            "p95_s",
-            "p99_s",
-            "goodput",
-            "batch",
-            "queue_s",
-            "compute_s",
-            "image_j",
-        ):
-            metrics[key] = each.mean(each.typical, key)
-        known = tracked_metrics(each.row.columns)
-        known |= {
-            f"load/{name}": float(value)
-            for name, value in metrics.items()
-            if value is not None
-        }
-        tags = {**tracked_tags(each.row.columns), **common, ROLE: "load row"}
-        below.append(
-            TrackedRun(
-                each.row.name,
-                tags,
-                parameters={"policy": each.row.policy},
-                metrics=known,
-            )
-        )
+    rate = shared_rate(record.figures)
+    named = "load/" if rate is not None else "load/at_own_rate/"
+    below = [_row_run(each, record, common, rate, named) for each in record.figures]
     files = {path.name: path for path in sorted(folder.iterdir())}
     parameters = {
         f"load.{key}": without_passwords(str(value))
         for key, value in asdict(load).items()
     }
+    parameters["load.limit_s"] = f"{record.limit_s:.4g}"
     answer = answer_of(record)
-    tags = {**common, ROLE: "load test", "answer": answer, NOTE: note_of(text)}
+    windows = list(chain.from_iterable(row.windows for row in record.rows))
+    tags = {
+        **common,
+        **_shared_tags(record.rows),
+        **_disturbed_tags(record, windows),
+        ROLE: "load test",
+        "answer": answer,
+        NOTE: note_of(text),
+    }
     run = TrackedRun(
         f"{record.name} {record.began}",
         tags,
         parameters=parameters,
         files=files,
         below=below,
-        leaderboard=_LEADERBOARD,
+        leaderboard=_leaderboard(named),
     )
     digest = hashlib.sha256((folder / "load.json").read_bytes()).hexdigest()[:16]
     mine = [f"tags.`{_LOAD}` = '{identity}'"]
@@ -363,3 +374,65 @@ def _log(
         (),
         note_of(f"**{record.name}:** {answer}"),
     )
+
+
+def _row_run(
+    figures: RowFigures,
+    record: LoadRecord,
+    common: Mapping[str, str],
+    rate: float | None,
+    named: str,
+) -> TrackedRun:
+    """Returns the run of a row, with figures at a rate that all rows have, or at its own; a chart compares them.
+
+    A chart has no sign for a bound: a tag tells it.
+    """
+    row = figures.row
+    at = figures.typical if rate is None else rate
+    metrics = tracked_metrics(row.columns)
+    for key in _AT_THE_RATE:
+        value = figures.mean(at, key)
+        if value is not None:
+            metrics[f"{named}{key}"] = value
+    highest = figures.most if figures.bound == "=" else None
+    ratio = figures.ratio if figures.ratio_bound == "=" else None
+    cost = figures.cost(record.price_per_hour)
+    if highest and cost is not None:
+        metrics["load/cost_per_1000"] = cost
+    for name, found in (("max_rate_per_s", highest), ("ratio", ratio)):
+        if found is None:
+            continue
+        metrics[f"load/{name}"] = found.estimate
+        if found.low is not None and found.high is not None:
+            metrics[f"load/{name}_low"] = found.low
+            metrics[f"load/{name}_high"] = found.high
+    tags = {
+        **common,
+        **row.tags,
+        **tracked_tags(row.columns),
+        **_disturbed_tags(record, row.windows),
+        ROLE: "load row",
+        "max_rate": rate_text(figures),
+    }
+    parameters = {"variant": row.variant, "policy": row.policy, "rate_per_s": f"{at:g}"}
+    return TrackedRun(row.name, tags, parameters=parameters, metrics=metrics)
+
+
+def _shared_tags(rows: Sequence[LoadRow]) -> dict[str, str]:
+    """Returns the tags that all rows have."""
+    tags = dict(rows[0].tags)
+    for row in rows:
+        tags = {name: tag for name, tag in tags.items() if row.tags.get(name) == tag}
+    return tags
+
+
+def _disturbed_tags(record: LoadRecord, windows: Sequence[Window]) -> dict[str, str]:
+    """Returns tags that say whether other work disturbed windows, as those of a study say it of rounds."""
+    if all(window.disturbed is None for window in windows):
+        return {}
+    disturbed = record.disturbed(windows)
+    upto = f" by up to {100 * max(disturbed):.0f} %" if disturbed else ""
+    return {
+        "sdopt.disturbed": str(bool(disturbed)).lower(),
+        "sdopt.windows": f"{len(windows)} sent, {len(disturbed)} disturbed{upto}",
+    }

@@ -16,6 +16,7 @@ from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.columns import OF_ONE_STUDY, TableView, further_columns, value_cell
 from sdopt.report.markdown import written
 from sdopt.statistics.measures import ratio_text
+from sdopt.statistics.ratios import MINIMUM_PROCESSES
 
 RECORD = "load.json"
 
@@ -60,6 +61,7 @@ class LoadRow:
         asked_kind: the kind of file that requests named, as in `webp`; "" if they named none.
         chosen: in words, what it chooses of the work otherwise than the baseline, as fewer steps.
         unlike: in words, what makes its work another one than the baseline's.
+        tags: its work, its choices and where it ran, by which MLflow finds its run.
     """
 
     name: str
@@ -76,6 +78,7 @@ class LoadRow:
     asked_kind: str = ""
     chosen: list[str] = field(default_factory=list)
     unlike: list[str] = field(default_factory=list)
+    tags: dict[str, str] = field(default_factory=dict)
 
     @property
     def windows(self) -> list[Window]:
@@ -126,6 +129,11 @@ class LoadRecord:
     def wanted(self, requests: int) -> float:
         """Returns the share of a window's requests that must be in time."""
         return wanted_share(self.attainment, requests, self.early_stopping)
+
+    def disturbed(self, windows: Sequence[Window]) -> list[float]:
+        """Returns of the windows that count as disturbed which share of the processor time other work took."""
+        shares = [window.disturbed or 0.0 for window in windows]
+        return [share for share in shares if 0 < (self.interference or 0) < share]
 
     @property
     def figures(self) -> list["RowFigures"]:
@@ -224,6 +232,23 @@ def figures_of(
     )
 
 
+def shared_rate(figures: Sequence[RowFigures]) -> float | None:
+    """Returns the highest rate that all rows had in all replicates and carried; if they carried none, the lowest.
+
+    None if they had none in common, as where each has rates of its own.
+    """
+    in_common: set[float] | None = None
+    for of_row in figures:
+        count = len(of_row.row.replicates)
+        rates = {rate for rate, each in of_row.windows.items() if len(each) == count}
+        in_common = rates if in_common is None else in_common & rates
+    if not in_common:
+        return None
+    most = min(of_row.most.estimate for of_row in figures) * (1 + _ROUNDED)
+    carried = [rate for rate in in_common if rate <= most]
+    return max(carried, default=min(in_common))
+
+
 def _max_rates(
     row: LoadRow, wanted: Callable[[int], float]
 ) -> dict[int, tuple[float, str]]:
@@ -287,19 +312,44 @@ def _most(record: LoadRecord) -> str:
         if each.ratio is not None and each.ratio_bound != "<"
     ]
     if not compared:
-        return f"{told}{_of_others(others)}."
+        doubts = "".join(_doubts(record, [baseline]))
+        return f"{told}{_of_others(others)}{doubts}."
     ratio, best = max(compared, key=lambda pair: pair[0].estimate)
     carries = "carries" if best.ratio_bound == "=" else "carries at least"
-    if ratio.low is None:
-        doubt = "; the rates do not bracket it" if best.ratio_bound != "=" else ""
-        doubt = doubt or "; three replicates or more would give an interval"
-    else:
-        doubt = ""
-        if ratio.low <= 1 <= (ratio.high or ratio.low):
-            doubt = "; the interval includes 1, so it may carry no more"
+    few = (
+        min(len(best.row.replicates), len(baseline.row.replicates)) < MINIMUM_PROCESSES
+    )
+    doubts = ""
+    if best.ratio_bound != "=":
+        doubts += "; the rates do not bracket it"
+    if few:
+        doubts += "; three replicates or more would give an interval"
+    if ratio.low is not None and ratio.low <= 1 <= (ratio.high or ratio.low):
+        doubts += "; the interval includes 1, so it may carry no more"
+    doubts += "".join(_doubts(record, [baseline, best]))
+    before = "Not enough runs to tell: " if few else ""
     rates = f"{rate_text(best)} instead of {rate_text(baseline)} a second"
     times = f"{ratio_text(ratio)} the requests of {baseline.row.name}"
-    return f"{best.row.name} {carries} {times} {within}: {rates}{doubt}."
+    return f"{before}{best.row.name} {carries} {times} {within}: {rates}{doubts}."
+
+
+def _doubts(record: LoadRecord, figures: Sequence[RowFigures]) -> Iterator[str]:
+    """Yields why the windows of some rows say little, each after a semicolon."""
+    for of_row in figures:
+        requests = sum(each.requests for each in of_row.windows[of_row.typical])
+        # Where a single late one misses the share; early stopping says itself how many it needs.
+        needed = math.ceil(1 / (1 - record.attainment) - _ROUNDED)
+        if requests < needed and not record.early_stopping:
+            share = f"{100 * record.attainment:g} %"
+            yield f"; {requests} requests at a rate cannot tell {share} from less, load.requests={needed} can"
+            break
+    disturbed = []
+    for of_row in figures:
+        windows = of_row.row.windows
+        if len(record.disturbed(windows)) == len(windows):
+            disturbed.append(of_row.row.name)
+    if disturbed:
+        yield f"; other work disturbed all windows of {' and '.join(disturbed)}"
 
 
 def _of_others(others: Sequence[RowFigures]) -> str:
@@ -326,10 +376,7 @@ def _header_texts(record: LoadRecord) -> Sequence[str]:
     replicates = max((len(row.replicates) for row in record.rows), default=0)
     windows = list(chain.from_iterable(row.windows for row in record.rows))
     most = max((window.requests for window in windows), default=0)
-    shares = [window.disturbed for window in windows if window.disturbed is not None]
-    disturbed = [
-        share for share in shares if record.interference and share > record.interference
-    ]
+    disturbed = record.disturbed(windows)
     requests = f"{record.requests}" + (f" to {most}" if most > record.requests else "")
     told = (
         f"disturbed by other work: {len(disturbed)} of {len(windows)} windows, by up to "

@@ -98,6 +98,10 @@ class Meters:
         self._compute_s.observe(compute_s)
         self._busy_s.inc(call_s)
         self._graphs.inc(graphs)
+        self.holds(held_gib)
+
+    def holds(self, held_gib: float) -> None:
+        """Notes what the worker held after a call, which may be one that warmed it."""
         self._held.set(held_gib * 2**30)
 
     def text(self) -> bytes:
@@ -366,6 +370,8 @@ class Batcher:
     def _set_state(self, state: str) -> None:
         self.state = state
         self.meters.ready.set(state == "ready")
+        if state == "ready":
+            self.meters.holds(self.engine.held_gib or 0.0)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)

@@ -74,7 +74,8 @@ class Engine:
                 for number in range(size)
             ]
             for _ in range(2 + recording):
-                self._worker.ask(PipelineHost.render, asked, size, {})
+                warm = self._worker.ask(PipelineHost.render, asked, size, {})
+                self.held_gib = warm.held_gib
 
     def prove(self) -> list[Evidence]:
         """Traces a call, and returns for each option whether it took effect. Raises WorkerError."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sdopt.apps.loadtest.charts import page_of
+from sdopt.apps.loadtest.command import _log
 from sdopt.apps.loadtest.config import load_config
 from sdopt.apps.loadtest.record import (
     LoadRecord,
@@ -34,6 +35,8 @@ from sdopt.record.samples import Interference
 from sdopt.report.blocks import Chart
 from sdopt.report.markdown import written
 from sdopt.report.page.html import html_page
+from sdopt.schema import Tracking
+from sdopt.tracking.client import TrackedRun
 from sdopt.variant import Variant
 from tests.apps.serving.test_server import Client, during, served  # noqa: F401
 from tests.command import SMOKE, Finished, refused, sdopt
@@ -363,6 +366,18 @@ def record(*most: list[float]) -> LoadRecord:
     )
 
 
+def overloaded() -> LoadRecord:
+    """Two rows at the same two rates, of which the first one carries the lower; each window has few requests."""
+    found = replace(record([2.0], [2.0]), interference=0.05)
+    halves = ((1.0, 0.5, 0.25, 1.6), (1.0, 0.4, 1.0, 0.9))
+    for row, (first, first_s, second, second_s) in zip(found.rows, halves, strict=True):
+        [replicate] = row.replicates
+        low = replace(window(1.0, first), requests=12, p50_s=first_s, disturbed=0.7)
+        high = replace(window(3.0, second), requests=12, p50_s=second_s, disturbed=0.8)
+        replicate.windows = [low, high]
+    return found
+
+
 class TestTheAnswer:
     def test_is_the_ratio_of_the_same_traces(self) -> None:
         found = record([2.0, 4.0, 3.0], [4.2, 8.0, 6.1])
@@ -381,6 +396,65 @@ class TestTheAnswer:
         slower = answer_of(record([2.0, 2.1, 2.0], [1.0, 1.1, 1.0]))
         assert slower.startswith("row 1 carries 0.51× [0.4")
         assert "includes 1" not in slower
+
+    def test_says_what_few_and_disturbed_requests_do_not_show(self) -> None:
+        found = overloaded()
+        assert answer_of(found) == (
+            "Not enough runs to tell: row 1 carries at least 2.92× the requests of row 0 with 99 % of the requests "
+            "within 1.5 s: more than 3 instead of 1.03 a second; the rates do not bracket it; three replicates or more "
+            "would give an interval; 12 requests at a rate cannot tell 99 % from less, load.requests=100 can; other "
+            "work disturbed all windows of row 0 and row 1."
+        )
+        [alone, _] = found.rows
+        assert "12 requests at a rate" in answer_of(replace(found, rows=[alone]))
+        thrice = answer_of(record([2.0, 4.0, 3.0], [4.2, 8.0, 6.1]))
+        for words in ("Not enough runs", "requests at a rate", "disturbed"):
+            assert words not in thrice
+
+    def test_mlflow_compares_rows_at_one_rate(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A chart has neither a place for the rate nor a sign for a bound."""
+        logged: list[TrackedRun] = []
+        monkeypatch.setattr(
+            "sdopt.apps.loadtest.command.ask", lambda *given: logged.append(given[3])
+        )
+        load, *_ = load_config([])
+
+        def of(found: LoadRecord) -> TrackedRun:
+            found.write(tmp_path)
+            _log(found, tmp_path, Tracking(tags={"team": "vision"}), load, "")
+            return logged.pop()
+
+        shared = overloaded()
+        for row in shared.rows:
+            row.tags = {"model": "emoji", "caching": row.name}
+        run = of(shared)
+        slow, quick = run.below
+        assert (slow.metrics["load/p50_s"], quick.metrics["load/p50_s"]) == (0.5, 0.4)
+        for logged_row in run.below:
+            assert logged_row.parameters["rate_per_s"] == "1"
+            assert logged_row.parameters["variant"] == logged_row.name
+            assert {
+                "team": "vision",
+                "model": "emoji",
+            }.items() <= logged_row.tags.items()
+            assert (
+                logged_row.tags["sdopt.windows"] == "2 sent, 2 disturbed by up to 80 %"
+            )
+        assert "load/max_rate_per_s" not in quick.metrics
+        assert quick.tags["max_rate"] == "more than 3"
+        assert slow.metrics["load/max_rate_per_s"] == pytest.approx(1.03, abs=0.01)
+        assert run.parameters["load.limit_s"] == "1.5"
+        assert (run.tags["model"], "caching" in run.tags) == ("emoji", False)
+        assert run.tags["mlflow.source.name"] == "sdopt load-test"
+        assert "metrics.`load/p99_s`" in run.leaderboard
+        apart = of(record([2.0], [4.0]))
+        for logged_row in apart.below:
+            assert "load/p50_s" not in logged_row.metrics
+            assert logged_row.metrics["load/at_own_rate/p50_s"] == 0.3
+        assert [one.parameters["rate_per_s"] for one in apart.below] == ["1.5", "3.5"]
+        assert "metrics.`load/at_own_rate/goodput`" in apart.leaderboard
 
     def test_of_a_bound_is_none(self) -> None:
         found = record([2.0, 2.0, 2.0], [4.0, 4.0, 4.0])

@@ -584,6 +584,8 @@ async def test_monitors_may_ask_with_head(client: Client) -> None:
 async def test_what_is_served_and_how_with_a_page_that_loads_nothing_else(
     client: Client,
 ) -> None:
+    loaded = (await client.get("/metrics"))[1]
+    assert "sdopt_worker_memory_bytes 3.221225472e+08" in loaded
     await client.draw(1, n=2)
     [model] = json.loads((await client.get("/v1/models"))[1])["data"]
     assert (model["id"], model["variant"], model["max_batch"], model["policy"]) == (

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -54,7 +55,7 @@ class LocalWorker:
 
     def ask(self, request: Callable[..., Any], *arguments: Any) -> Any:
         if not self.warm:
-            return None
+            return SimpleNamespace(held_gib=0.0)
         self.renders += request is PipelineHost.render
         return request(self.host, *arguments)
 
