@@ -174,7 +174,7 @@ def read_record(folder: Path) -> SearchRecord:
 
 _MEANING = {
     "undecided": "the gate judged it, and neither a gain nor a harm is shown",
-    "not judged": "others were chosen to be judged",
+    "not judged": "it has no gain, or others were chosen to be judged",
     "beaten": "another one is better by more than chance explains",
     "fail": "it cannot run, exceeds a limit, or its images or its speed are worse than the gate allows",
 }
