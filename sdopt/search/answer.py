@@ -244,7 +244,7 @@ def entry_of(
     timed = [finding for finding in findings if "latency" in finding.losses]
     peaks = [finding.row.largest_memory_gib for finding in findings]
     last = findings[-1]
-    row, losses = last.row, last.losses
+    row, losses, baseline = last.row, last.losses, last.baseline
     return replace(
         entry,
         speedup=math.exp(-standing_of(timed, "latency", UNKNOWN).loss)
@@ -252,7 +252,11 @@ def entry_of(
         else None,
         memory_ratio=math.exp(losses["memory"]) if "memory" in losses else None,
         latency_s=row.latency.estimate if row.latency else None,
+        baseline_s=baseline.latency.estimate if baseline and baseline.latency else None,
         image_s=row.image_time.estimate if row.image_time else None,
+        baseline_image_s=baseline.image_time.estimate
+        if baseline and baseline.image_time
+        else None,
         per_image=any(finding.row.per_image for finding in findings),
         memory_gib=max(filter(None, peaks), default=None),
         distance=losses.get("distance"),

@@ -477,6 +477,18 @@ def test_the_start_has_a_column_where_it_says_something() -> None:
     assert '"images": 310.0' in json.dumps(asdict(record(COMPILED)))
 
 
+def test_a_time_stands_beside_that_of_the_baseline_of_its_study() -> None:
+    beside = replace(EAGER, latency_s=0.466, baseline_s=0.86)
+    later = replace(EAGER, name="precision=bf16", latency_s=0.397, baseline_s=0.46)
+    text = markdown_of(record(beside, later))
+    assert "| 860 → 466 ms |" in text
+    assert "| 460 → 397 ms |" in text
+    assert "need not be the ratio of the two latencies" in text
+    of_image = replace(beside, image_s=0.2, baseline_image_s=0.4, per_image=True)
+    assert "| 400 → 200 ms |" in markdown_of(record(of_image))
+    assert "| 900 ms |" in markdown_of(record(EAGER)), "as an earlier version wrote it"
+
+
 def test_the_plot_loses_no_candidate_and_has_a_unit_that_fits() -> None:
     screened = replace(EAGER, fate="not judged", distance=None, memory_gib=0.075)
     judged = replace(EAGER, name="compiler=inductor", memory_gib=0.08, judged=True)
