@@ -1,6 +1,7 @@
 """Plots a search: speed-up against image distance, for every measured candidate."""
 
 import math
+from itertools import product
 from typing import Any
 
 from sdopt.report.blocks import Cell, Chart
@@ -193,13 +194,12 @@ def _ticks(points: list[dict[str, Any]]) -> list[float]:
     near = _small(points)
     most = max(point["x"] for point in points) or near
     first, last = math.floor(math.log10(near / 4)), math.ceil(math.log10(most))
-    decades = range(first, last + 1)
-    steps = [round(m * 10.0**decade, 15) for decade in decades for m in (1, 2, 5)]
+    decades = [10.0**decade for decade in range(first, last + 1)]
+    steps = [round(m * decade, 15) for decade, m in product(decades, (1, 2, 5))]
     ticks = _apart(steps, near, most)
     every = 1
     while ticks is None:
-        powers = [10.0**decade for decade in decades[::every]]
-        ticks = _apart(powers, near, most)
+        ticks = _apart(decades[::every], near, most)
         every += 1
     return [0.0, *ticks]
 

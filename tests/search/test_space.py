@@ -214,8 +214,8 @@ class TestSpace:
             )
 
     def test_what_keeps_the_baseline_from_running_is_said_once(self) -> None:
-        whole_model = "lora.path='" + str(next(PACKAGED.rglob("*.safetensors"))) + "'"
-        baseline = ["lora=loaded", whole_model]
+        [unet] = (PACKAGED / "emoji" / "unet").glob("*.safetensors")
+        baseline = ["lora=loaded", f"lora.path={unet}"]
         config = search_config(["search.groups=[precision,layout]"])
         with (
             composer_of(baseline) as composer,
