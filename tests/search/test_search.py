@@ -487,6 +487,8 @@ def test_a_time_stands_beside_that_of_the_baseline_of_its_study() -> None:
     of_image = replace(beside, image_s=0.2, baseline_image_s=0.4, per_image=True)
     assert "| 400 → 200 ms |" in markdown_of(record(of_image))
     assert "| 900 ms |" in markdown_of(record(EAGER)), "as an earlier version wrote it"
+    slower = markdown_of(record(replace(EAGER, fate="not judged")))
+    assert "not judged: it has no gain, or others were chosen" in slower
 
 
 def test_the_plot_loses_no_candidate_and_has_a_unit_that_fits() -> None:
