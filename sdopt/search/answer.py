@@ -182,9 +182,10 @@ class _Untried:
         """Returns the answer of a search without a winner: a baseline is kept where nothing is left to try."""
         if not self.left:
             return f"Keep the baseline: {reason}."
+        verb, them = ("was", "it") if self.left == 1 else ("were", "them")
         return (
-            f"Undecided: {self.left} of {self.options} options were not tried; {reason}. The same command with a larger "
-            f"{self.limit} goes on with them."
+            f"Undecided: {self.left} of {self.options} options {verb} not tried; {reason}. The same command with a larger "
+            f"{self.limit} goes on with {them}."
         )
 
 

@@ -67,7 +67,7 @@ def test_only_what_was_measured_counts_as_tried() -> None:
     config = SimpleNamespace(trials=None, objectives=["latency"])
     search = SimpleNamespace(space=space, config=config, unjudged=None)
     said = _answer(cast(Search, search), judgements, entries, ended=True)
-    assert f"Undecided: 1 of 2 options were not tried; {kept}; precision=bf16" in said
+    assert f"Undecided: 1 of 2 options was not tried; {kept}; precision=bf16" in said
     assert "a larger budget (search.budget_s, sdopt optimize --budget) goes on" in said
     untried = _sentence(judgements, entries[1:], "latency")
     assert untried == "No combination was tried."
