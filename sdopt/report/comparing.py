@@ -42,7 +42,9 @@ def comparison_of(first: StudyResult, second: StudyResult) -> list[Block]:
     ratios: dict[str, str] = {}
     reasons = incomparable(first, second)
     if reasons:
-        blocks.append(Prose("Not comparable, so no ratio of A and B is shown:"))
+        blocks.append(
+            Prose("Not comparable, so no ratio of A and B is shown (B against A):")
+        )
         blocks.append(Notes(reasons))
     else:
         for name in before.keys() & after.keys():
@@ -54,7 +56,7 @@ def comparison_of(first: StudyResult, second: StudyResult) -> list[Block]:
         notes.append(f"{_CHANGE}: the speed-up in B over that in A.")
     blocks.append(Notes(notes))
     if choices and not reasons:
-        text = "Variants of the same name choose otherwise, so no ratio of theirs is shown:"
+        text = "Variants of the same name choose otherwise, so no ratio of theirs is shown (B against A):"
         blocks.append(Prose(text))
         blocks.append(Notes(choices))
     agreement = "Configuration and environment agree."
@@ -62,8 +64,8 @@ def comparison_of(first: StudyResult, second: StudyResult) -> list[Block]:
         agreement = "What else was configured, and the environment agree."
     keys = []
     for key, (earlier, later) in changed_keys(first, second).items():
-        agreement = "Configuration and environment differ in:"
-        keys.append(f"{key}: {earlier} → {later}")
+        agreement = "Configuration and environment differ in (B against A):"
+        keys.append(f"{key}: {later} against {earlier}")
     return [*blocks, Prose(agreement), Notes(keys)]
 
 

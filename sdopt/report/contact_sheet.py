@@ -11,6 +11,7 @@ from sdopt.record.files import inside
 from sdopt.record.images import is_replaced, open_image
 from sdopt.record.scores import ImageRecord
 from sdopt.report.columns import TableView, images_cell
+from sdopt.report.tables import worst_by_metric
 from sdopt.statistics.rows import Row
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import compared, memory_text, seconds_text, unit_text
@@ -45,18 +46,23 @@ def comparison_sheet(
     folder: Path,
     prompts: int = 6,
 ) -> bytes | None:
-    """Draws a PNG with a column per variant, and two rows for each of the first images: the image and its difference.
+    """Draws a PNG with a column per variant, and two rows for each of some images: the image and its difference.
 
     The difference is that to the image of the variant's reference, amplified. Below each column are its figures against
     the same reference, that of its first comparison. The repeated baseline is left out: its images are the baseline's.
-    `prompts` images of each variant are shown; None if no variant has any.
+    `prompts` images of each variant are shown, those of the prompts that lost most by some metric first; None if no
+    variant has any.
     """
     columns = [row for row in summary.rows if row.variant.images]
     columns.sort(key=lambda row: not row.is_baseline)
     if not columns:
         return None
     rows: list[_Row] = []
-    for record in columns[0].variant.images[:prompts]:
+    lost = worst_by_metric(summary.result, [column.name for column in columns])
+    shown = sorted(
+        columns[0].variant.images, key=lambda image: -lost[image.prompt_index]
+    )
+    for record in shown[:prompts]:
         records: dict[str, ImageRecord | None] = {}
         images: dict[str, _Picture] = {}
         for column in columns:

@@ -1,12 +1,12 @@
 """Describes what was measured, or would be: the work, the device and the versions, and the plan of a dry run."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from sdopt.record.choices import difference, listed
-from sdopt.record.configuration import RecordedConfig
+from sdopt.record.choices import NONE, difference, is_plain, listed
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.report.blocks import Prose, Table
 from sdopt.report.terminal import shown
@@ -25,7 +25,7 @@ def header_of(result: StudyResult) -> list[str]:
         return [
             f"{result.name}: images and times that came as files, judged by sdopt {result.environment.sdopt_version}"
         ]
-    return [f"{result.name}: {work_of(result.config)}", _machine(result)]
+    return [f"{result.name}: {work_of(result)}", _machine(result)]
 
 
 def announce(result: StudyResult, console: Console) -> None:
@@ -83,11 +83,16 @@ def effort_of_sweep(seconds: Sequence[float | None]) -> str:
 
 def _planned_variants(result: StudyResult) -> Table:
     baseline = result.baseline_variant.choices
+    of_baseline = {
+        axis: option for axis, option in baseline.items() if not is_plain(axis, option)
+    }
     rows = []
     for row in result.variants:
-        choices = listed(difference(row.choices, baseline))
-        rows.append((row.name, choices, row.contract, _would_run(row)))
-    headings = ("variant", "choices beyond the defaults", "contract", "would run?")
+        choices = difference(row.choices, baseline)
+        if row.name == result.baseline:
+            choices = of_baseline
+        rows.append((row.name, listed(choices), row.contract, _would_run(row)))
+    headings = ("variant", "choices beside the baseline", "contract", "would run?")
     return Table(headings, rows)
 
 
@@ -106,7 +111,7 @@ def _planned_comparisons(result: StudyResult) -> Table:
 
 
 def _remarks_on_plan(result: StudyResult) -> Iterator[str]:
-    yield work_of(result.config)
+    yield work_of(result)
     if len(result.shapes) > 1:
         yield f"each process is timed at {'; '.join(map(str, result.shapes))}"
     for row in result.variants:
@@ -153,8 +158,12 @@ def _duration(seconds: float) -> str:
     )
 
 
-def work_of(config: RecordedConfig) -> str:
-    """Returns model, size, steps, batch and task in one line, as `emoji 64×64, 20 steps (DDIM), batch 1`."""
+def work_of(result: StudyResult) -> str:
+    """Returns model, LoRA, size, steps, batch and task in one line, as `emoji 64×64, 20 steps (DDIM), batch 1`.
+
+    The LoRA is the baseline's, which all variants have unless one of them says otherwise.
+    """
+    config = result.config
     model, workload, shapes = config.model, config.workload, config.shapes
     sampler = config.scheduler.class_name.removesuffix("Scheduler").removesuffix(
         "Multistep"
@@ -172,7 +181,7 @@ def work_of(config: RecordedConfig) -> str:
         else []
     )
     task = [config.task.kind] if config.task.kind != "txt2img" else []
-    name = f"{model.name}{source.get(model.weights, '')}"
+    name = f"{model.name}{source.get(model.weights, '')}{_with_lora(result.baseline_variant)}"
     if len(shapes) > 1:
         listed_shapes = f"{len(shapes)} shapes: {'; '.join(map(str, shapes))}"
         return ", ".join([name, steps, *images, *task, listed_shapes])
@@ -180,6 +189,15 @@ def work_of(config: RecordedConfig) -> str:
     sized = f"{name} {shape.size}×{shape.size}"
     batch = f"batch {shape.batch_size}"
     return ", ".join([sized, steps, batch, *images, *task])
+
+
+def _with_lora(baseline: VariantResult) -> str:
+    """Returns the LoRA of the baseline, as in ` with style.safetensors`; "" without one."""
+    chosen = baseline.choices.get("lora", NONE)
+    if chosen == NONE:
+        return ""
+    path = baseline.config.options.get("lora", {}).get("path")
+    return f" with {Path(path).name}" if path else f" with lora={chosen}"
 
 
 def _machine(result: StudyResult) -> str:

@@ -1,6 +1,7 @@
 """The tables of a study as blocks: the ranking, several shapes, effects, images; and all of it as a data frame."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from csv import DictWriter
 from dataclasses import dataclass, replace
@@ -304,6 +305,16 @@ def worst_prompts(
         lost.sort(key=lambda prompt: prompt.value, reverse=not family.higher_is_better)
         worst += lost[:_WORST]
     return worst
+
+
+def worst_by_metric(result: StudyResult, names: Sequence[str]) -> Counter[int]:
+    """Returns by how many headline metrics of some variants a prompt lost most, by its number."""
+    numbers = Counter[int]()
+    for name in names:
+        for metric in headline_columns(result):
+            for worst in worst_prompts(result, name, [metric])[:1]:
+                numbers[worst.prompt_index] += 1
+    return numbers
 
 
 def _changes(

@@ -15,7 +15,7 @@ from sdopt.search.findings import RATIOS, CandidateFinding, wanted_of
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import UNKNOWN, front_of
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
-from sdopt.search.run import Search, budget_text, standing_of
+from sdopt.search.run import Search, budget_text, count_text, standing_of
 from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
 from sdopt.statistics.sentences import described, unconfirmed
@@ -147,9 +147,9 @@ def _answer(
     search: Search, judgements: Judgements, entries: Sequence[SearchEntry], ended: bool
 ) -> str:
     """Returns the answer, and what is still to do where the search did not come to its end."""
-    if ended and search.unjudged is None:
-        return _sentence(judgements, entries, wanted_of(search.config))
     wanted = wanted_of(search.config)
+    if ended and search.unjudged is None:
+        return _sentence(judgements, entries, wanted, _untried(search, entries))
     best = _best(entries, "not enough runs", wanted)
     passed = ""
     if judgements.passed:
@@ -160,8 +160,50 @@ def _answer(
     if best is not None:
         most = f"the {_GAINS[wanted].most} so far, not judged"
         fastest = f"; {most}: {best.name}, {_about(best, wanted)}"
-    proposed = "1 combination" if len(entries) == 1 else f"{len(entries)} combinations"
+    proposed = count_text(len(entries))
     return f"{passed}The search has not ended; {proposed} proposed so far{fastest}."
+
+
+@dataclass(frozen=True)
+class _Untried:
+    """Options that a search was to try, and did not.
+
+    Attributes:
+        left: how many; 0 where all were tried.
+        options: how many there are in all.
+        limit: what ended the search before, as a command line names it.
+    """
+
+    left: int = 0
+    options: int = 0
+    limit: str = ""
+
+    def answer(self, reason: str) -> str:
+        """Returns the answer of a search without a winner: a baseline is kept where nothing is left to try."""
+        if not self.left:
+            return f"Keep the baseline: {reason}."
+        verb, them = ("was", "it") if self.left == 1 else ("were", "them")
+        return (
+            f"Undecided: {self.left} of {self.options} options {verb} not tried; {reason}. The same command with a larger "
+            f"{self.limit} goes on with {them}."
+        )
+
+
+def _untried(search: Search, entries: Sequence[SearchEntry]) -> _Untried:
+    """Returns the options alone that were not tried."""
+    options = search.space.candidates(search.space.alone())
+    tried = {entry.name for entry in entries if _was_tried(entry)}
+    left = [option for option in options if option.name not in tried]
+    most = search.config.trials
+    limit = "budget (search.budget_s, sdopt optimize --budget)"
+    if most is not None and most <= len(entries):
+        limit = "search.trials"
+    return _Untried(len(left), len(options), limit)
+
+
+def _was_tried(entry: SearchEntry) -> bool:
+    """Returns whether a candidate was measured, or failed: a study that its time ends leaves some that never ran."""
+    return entry.fate != "not enough runs" or entry.processes > 0
 
 
 def _unjudged(best: SearchEntry, search: Search) -> str:
@@ -203,7 +245,7 @@ def entry_of(
     timed = [finding for finding in findings if "latency" in finding.losses]
     peaks = [finding.row.largest_memory_gib for finding in findings]
     last = findings[-1]
-    row, losses = last.row, last.losses
+    row, losses, baseline = last.row, last.losses, last.baseline
     return replace(
         entry,
         speedup=math.exp(-standing_of(timed, "latency", UNKNOWN).loss)
@@ -211,7 +253,11 @@ def entry_of(
         else None,
         memory_ratio=math.exp(losses["memory"]) if "memory" in losses else None,
         latency_s=row.latency.estimate if row.latency else None,
+        baseline_s=baseline.latency.estimate if baseline and baseline.latency else None,
         image_s=row.image_time.estimate if row.image_time else None,
+        baseline_image_s=baseline.image_time.estimate
+        if baseline and baseline.image_time
+        else None,
         per_image=any(finding.row.per_image for finding in findings),
         memory_gib=max(filter(None, peaks), default=None),
         distance=losses.get("distance"),
@@ -223,21 +269,22 @@ def entry_of(
 
 
 def _sentence(
-    judgements: Judgements, entries: Sequence[SearchEntry], wanted: str
+    judgements: Judgements,
+    entries: Sequence[SearchEntry],
+    wanted: str,
+    untried: _Untried = _Untried(),
 ) -> str:
-    tried = sum(
-        entry.fate != "not enough runs" or entry.processes > 0 for entry in entries
-    )
+    tried = sum(map(_was_tried, entries))
     passed = judgements.passed
     if passed:
         return _winning(judgements, tried)
     if not judgements.studies:
-        return _nothing_judged(entries, tried, wanted)
+        return _nothing_judged(entries, tried, wanted, untried)
     if judgements.undecided:
         first = judgements.undecided[0]
         return unconfirmed(judgements.rows[first], judgements.baseline_of(first))
     others = _not_judged(entries, wanted)
-    return f"Keep the baseline: {_none_passed(judgements, tried)}.{others}"
+    return f"{untried.answer(_none_passed(judgements, tried))}{others}"
 
 
 def _none_passed(judgements: Judgements, tried: int) -> str:
@@ -284,7 +331,9 @@ def _winning(judgements: Judgements, tried: int) -> str:
     return f"{said}. {best}.{f' {len(others)} more passed.' if others else ''}"
 
 
-def _nothing_judged(entries: Sequence[SearchEntry], tried: int, wanted: str) -> str:
+def _nothing_judged(
+    entries: Sequence[SearchEntry], tried: int, wanted: str, untried: _Untried
+) -> str:
     """Returns the answer of a search of which no combination was worth to be judged."""
     if not tried:
         return "No combination was tried."
@@ -293,8 +342,10 @@ def _nothing_judged(entries: Sequence[SearchEntry], tried: int, wanted: str) -> 
     if best is not None:
         amount = gain.amount.format(_about(best, wanted))
         refused = f"; {best.name} {amount}, but: {shortened(best.because)}"
-    kept = f"none of the {tried} combinations that were tried {gain.wanted} and keeps the images"
-    return f"Keep the baseline: {kept}{refused}."
+    kept = f"none of the {tried} combinations that were tried"
+    if tried == 1:
+        kept = "nothing that was tried (1 combination)"
+    return untried.answer(f"{kept} {gain.wanted} and keeps the images{refused}")
 
 
 def _better(

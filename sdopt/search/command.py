@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -191,7 +191,7 @@ def begun(
             )
         studies = Studies(prepared.given, config, prepared.config_dir, folder)
         answered = read_answered(folder)
-        yield Search(
+        search = Search(
             config,
             prepared.space,
             studies,
@@ -205,6 +205,11 @@ def begun(
             goes_on=answered is not None
             and not answered.covers(config.budget_s, config.trials),
         )
+        try:
+            yield search
+        finally:
+            with suppress(OSError):  # of all that measured something
+                folder.rmdir()
 
 
 def _since(earlier: StudyResult, prepared: Prepared) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sdopt.gate.calibration import calibration_for
@@ -50,6 +50,7 @@ class CandidateFinding:
         excess: by limit, the share by which the candidate exceeds it; negative if it keeps the limit.
         out: why the candidate cannot win; "" if it may.
         spoiled: whether it is ruled out because its images break a rule of the gate.
+        baseline: the row of the study's baseline.
     """
 
     row: Row
@@ -58,6 +59,7 @@ class CandidateFinding:
     excess: dict[str, float]
     out: str
     spoiled: bool
+    baseline: Row | None = None
 
     @property
     def processes(self) -> int:
@@ -89,7 +91,9 @@ def findings_of(
         if judged.verdict is Verdict.FAIL
     }
     findings = {}
-    for row in rows_of(result):
+    rows = rows_of(result)
+    baseline = next(row for row in rows if row.name == result.baseline)
+    for row in rows:
         if row.comparison is None or row.variant.is_control:
             continue
         refusal = failed.get(row.name)
@@ -106,7 +110,7 @@ def findings_of(
         # A study that ended early says nothing of a candidate that it had not come to.
         is_complete = set(config.objectives) <= finding.losses.keys()
         if is_complete or row.status is not Status.INTERRUPTED:
-            findings[row.name] = finding
+            findings[row.name] = replace(finding, baseline=baseline)
     return findings
 
 

@@ -1,6 +1,7 @@
 """Plots a search: speed-up against image distance, for every measured candidate."""
 
 import math
+from itertools import product
 from typing import Any
 
 from sdopt.report.blocks import Cell, Chart
@@ -148,8 +149,10 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
         *labels,
     ]
     heading = record.header or [record.name]
-    look = {"text": heading, "anchor": "start", "fontSize": 12, "offset": 8}
     spec = built(layered(layers), " · ".join(heading), height, points)
+    if not named:  # the page has it, and the plot of a phone would be as narrow as a long title leaves it
+        return spec
+    look = {"text": heading, "anchor": "start", "fontSize": 12, "offset": 8}
     return {**spec, "title": look}
 
 
@@ -159,7 +162,8 @@ def _distance_axis(record: SearchRecord, points: list[dict[str, Any]]) -> Spec:
         # On a phone there is no room for one line.
         title=[
             "how far images are from the baseline's",
-            f"({record.distance}; left is better)",
+            f"({record.distance}; left is better;",
+            "linear near 0, then logarithmic)",
         ],
         scale={
             "type": "symlog",
@@ -181,16 +185,39 @@ def _memory_axis(record: SearchRecord) -> Spec:
     )
 
 
+_APART = 0.17
+"""Share of the axis that two ticks are apart at least, so that their labels have room on a phone."""
+
+
 def _ticks(points: list[dict[str, Any]]) -> list[float]:
-    """Returns zero and some powers of ten; with many, omits the one below the smallest figure, which overlaps zero."""
-    low = math.log10(_small(points))
-    high = math.log10(max(point["x"] for point in points) or 1.0)
-    step = max(1, math.ceil((high - low) / 6))
-    first = math.floor(low)
-    if high - low > 1:
-        first += step
-    powers = range(first, math.ceil(high) + 1, step)
-    return [0.0, *(10.0**power for power in powers)]
+    """Returns zero and round figures: 1, 2 and 5 of each decade where there is room, else some powers of ten."""
+    near = _small(points)
+    most = max(point["x"] for point in points) or near
+    first, last = math.floor(math.log10(near / 4)), math.ceil(math.log10(most))
+    decades = [10.0**decade for decade in range(first, last + 1)]
+    steps = [round(m * decade, 15) for decade, m in product(decades, (1, 2, 5))]
+    ticks = _apart(steps, near, most)
+    every = 1
+    while ticks is None:
+        ticks = _apart(decades[::every], near, most)
+        every += 1
+    return [0.0, *ticks]
+
+
+def _apart(steps: list[float], near: float, most: float) -> list[float] | None:
+    """Returns those steps of the axis that are within it and have room beside zero; None if others overlap."""
+    whole = math.log1p(most / near)
+    ticks = []
+    before = 0.0
+    for step in steps:
+        place = math.log1p(step / near) / whole
+        if place < _APART or step > most:
+            continue
+        if place - before < _APART:
+            return None
+        ticks.append(step)
+        before = place
+    return ticks
 
 
 def _small(points: list[dict[str, Any]]) -> float:

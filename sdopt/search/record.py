@@ -35,8 +35,10 @@ from sdopt.report.markdown import written
 from sdopt.report.tones import Tone
 from sdopt.statistics.words import (
     gib_text,
+    seconds_text,
     shortened,
     start_words,
+    times_text,
     unit_text,
 )
 
@@ -105,6 +107,9 @@ class SearchEntry:
     """Whether it was measured in a judged study, with the full protocol."""
     study: str = FINAL
     """The folder of the study that judged it."""
+    baseline_s: float | None = None
+    """The time of a call of the baseline in the study that `latency_s` is of; `baseline_image_s` is that of one image."""
+    baseline_image_s: float | None = None
     columns: dict[str, float | str] = field(default_factory=dict)
     """What further columns of tables have, by their names, in the last study that measured it."""
 
@@ -174,7 +179,7 @@ def read_record(folder: Path) -> SearchRecord:
 
 _MEANING = {
     "undecided": "the gate judged it, and neither a gain nor a harm is shown",
-    "not judged": "others were chosen to be judged",
+    "not judged": "it has no gain, or others were chosen to be judged",
     "beaten": "another one is better by more than chance explains",
     "fail": "it cannot run, exceeds a limit, or its images or its speed are worse than the gate allows",
 }
@@ -326,8 +331,14 @@ def _speedup_cell(entry: SearchEntry) -> Cell:
 
 
 def _time_text(entry: SearchEntry, per_image: bool) -> str:
-    seconds = entry.image_s if per_image else entry.latency_s
-    return "" if seconds is None else f"{seconds:.3g} s"
+    before, after = entry.baseline_s, entry.latency_s
+    if per_image:
+        before, after = entry.baseline_image_s, entry.image_s
+    if after is None:
+        return ""
+    return (
+        seconds_text(Interval(after)) if before is None else times_text(before, after)
+    )
 
 
 def _start_text(entry: SearchEntry, brief: bool) -> str:
@@ -352,6 +363,11 @@ def _reasons(entries: Sequence[SearchEntry], count: int) -> Iterator[str]:
 
 def _words(record: SearchRecord) -> Iterator[str]:
     """Yields what the words of the table mean."""
+    if any(entry.baseline_s is not None for entry in record.entries):
+        yield (
+            "latency: from the baseline's to the option's, in the last study that measured it. A speed-up is a ratio of "
+            "geometric means over the same rounds of all its studies, so it need not be the ratio of the two latencies"
+        )
     if any(entry.distance is not None for entry in record.entries):
         yield f"{record.distance}: how far images are from the baseline's; 0 means that they are the same"
     for fate in dict.fromkeys(entry.fate for entry in record.entries):

@@ -313,23 +313,29 @@ class Search:
             stage = f"screen-{len(self.trials.stages):02d}"
             candidates = self.trials.propose(count, stage)
             if not candidates:
-                which = (
-                    "can run and contain no option that spoils images"
-                    if self.trials.spoiled
-                    else "can run"
-                )
-                self.trials.ended = f"All {len(self.trials.candidates)} combinations that {which} were screened."
-                self.trials.exhausted = True
+                self._exhaust()
                 break
             self._screen(stage, candidates)
             measured = True
         return measured
 
+    def _exhaust(self) -> None:
+        """Notes that all combinations were screened."""
+        which = "run"
+        if self.trials.spoiled:
+            which = "run and contain no option that spoils images"
+        count = len(self.trials.candidates)
+        said = f"All {count} combinations that can {which} were screened."
+        if count == 1:
+            said = f"The only combination that can {which} was screened."
+        self.trials.ended = said
+        self.trials.exhausted = True
+
     def _next(self) -> int:
         """Returns how many candidates the next study screens; 0 ends the screening."""
         done = len(self.trials.candidates)
         most = self.config.side_by_side
-        why = f"Screened {done} combinations: search.budget_s={self.config.budget_s:g} left no time for more."
+        why = f"Screened {count_text(done)}: search.budget_s={self.config.budget_s:g} left no time for more."
         trials = self.config.trials
         if trials is not None and trials < done + most:
             most = max(0, trials - done)
@@ -350,7 +356,9 @@ class Search:
                 racers=racers,
                 gains=gains,
             )
-        if not most:
+        if not most and not self.trials.more():
+            self._exhaust()
+        elif not most:
             if untried:
                 why += f" Not even tried on their own: {'; '.join(untried)}."
             self.trials.ended = why
@@ -378,7 +386,8 @@ class Search:
         return f" (about {minutes} min)"
 
     def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:
-        self.say(f"{stage}: {len(candidates)} candidates")
+        plural = "" if len(candidates) == 1 else "s"
+        self.say(f"{stage}: {len(candidates)} candidate{plural}")
         began = time.monotonic()
         # The first one has more time: a search that tries nothing answers nothing.
         limit_s = _HOPE * self.budget.left_s
@@ -575,6 +584,11 @@ class Search:
         # The tenth study of a kind comes after the second one.
         for path in sorted(files, key=lambda path: (len(path.parent.name), path)):
             yield read_result(path)
+
+
+def count_text(combinations: int) -> str:
+    """Returns a number of combinations in words."""
+    return "1 combination" if combinations == 1 else f"{combinations} combinations"
 
 
 def budget_text(minutes: int) -> str:

@@ -98,10 +98,17 @@ class Space:
         config_dir: Path | None = None,
         expected: Mapping[str, float] = MappingProxyType({}),
     ) -> "Space":
-        """Returns the space that a configuration describes. Raises UsageError if none of its options can run here."""
+        """Returns the space that a configuration describes.
+
+        Raises:
+            UsageError: the baseline cannot run here, or none of the options can.
+        """
         groups = list(_groups(config, composer, config_dir))
         keys = list(_keys(config))
         whole = cls((*groups, *keys), (), composer, device)
+        of_baseline = whole.candidate({})
+        if isinstance(of_baseline, list):  # else each option repeated them
+            raise UsageError(of_baseline)
         baseline = {variable.name: variable.plain for variable in groups}
         fastest = config.objectives == ["latency"]
         variables = []

@@ -273,8 +273,19 @@ class Trials:
                 combinations.add(tuple(self.space.overrides(self._point(trial))))
         return combinations
 
+    def more(self) -> bool:
+        """Returns whether there is a combination to try that was not proposed."""
+        return bool(self._waiting()) or self._untried_point() is not None
+
     def _enqueue_untried(self) -> bool:
         """Queues the first point of the space that is new and can run; returns whether there is one."""
+        point = self._untried_point()
+        if point is not None:
+            self.study.enqueue_trial(point)
+        return point is not None
+
+    def _untried_point(self) -> dict[str, Any] | None:
+        """Returns the first point of the space that is new and can run."""
         combinations = self._known()
         spoiled = list(self.spoiled.values())
         untried = (
@@ -287,9 +298,8 @@ class Trials:
         )
         for point in islice(new, _LOOKED_AT):
             if self.space.candidates([point]):
-                self.study.enqueue_trial(point)
-                return True
-        return False
+                return point
+        return None
 
     def _candidate(self, trial: FrozenTrial) -> Combination:
         return Combination(

@@ -22,6 +22,7 @@ from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.blocks import Chart, Prose
 from sdopt.report.charts.comparisons import forest, interactions, main_plot, waterfall
 from sdopt.report.charts.spec import Spec
+from sdopt.report.contact_sheet import comparison_sheet
 from sdopt.report.markdown import markdown_page
 from sdopt.report.page import html
 from sdopt.report.page.gallery import gallery_of
@@ -330,6 +331,21 @@ class TestGallery:
             "equal",
         ]
         assert [picture.uri for picture in gallery.prompts[-1].variants] == ["", ""]
+
+    def test_the_worst_prompt_is_in_the_picture_too(
+        self, full: StudyResult, finished: Finished, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        titles: list[str] = []
+
+        def draw(_: object, rows: list[tuple[str, object]], feet: object) -> bytes:
+            titles.extend(title for title, _ in rows)
+            return b""
+
+        monkeypatch.setattr("sdopt.report.contact_sheet._draw", draw)
+        by_prompt: list[float | None] = [40.0, 40.0, 20.0, 40.0]
+        full.comparisons[0].quality["psnr_db"] = Score(35.0, by_prompt)
+        comparison_sheet(summary_of(full), finished.folder, prompts=1)
+        assert titles[0] == full.variant("baseline").images[2].prompt
 
     def test_other_noise_is_not_called_the_same(
         self, full: StudyResult, finished: Finished

@@ -222,6 +222,9 @@ def test_every_verdict_has_a_tone_and_every_tone_a_look() -> None:
         assert tone in RICH
         assert tone in COLOUR
         assert f".badge.{tone} " in style
+    # On a phone a figure's name stands beside it, and wraps though the figure does not.
+    beside = style.partition("td[data-name]::before {")[2].partition("}")[0]
+    assert "white-space: normal" in beside
     assert len({GLYPH[tone] for tone in get_args(Tone)}) == len(get_args(Tone))
 
 

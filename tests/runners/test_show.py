@@ -95,7 +95,10 @@ class TestCompare:
         write_result(result, folder)
         shown = sdopt(tmp_path, "compare", str(finished.folder), str(folder))
         assert shown.code == 0
-        assert "Not comparable, so no ratio of A and B is shown:" in shown.out
+        assert (
+            "Not comparable, so no ratio of A and B is shown (B against A):"
+            in shown.out
+        )
         assert "B/A" not in shown.out
         assert "device: " in shown.out
         assert "torch: " in shown.out

@@ -13,6 +13,7 @@ from sdopt.search.judgements import Judgements
 from sdopt.search.racing import RatioStanding, Scatter
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
 from sdopt.search.run import Search
+from sdopt.search.space import Combination
 from tests.records import reconfigure
 from tests.report.test_claims import measured
 
@@ -59,7 +60,15 @@ def test_only_what_was_measured_counts_as_tried() -> None:
     ]
     judgements = cast(Judgements, SimpleNamespace(passed=[], studies={}, undecided=[]))
     said = _sentence(judgements, entries, "latency")
-    assert "none of the 1 combinations that were tried is faster" in said
+    kept = "nothing that was tried (1 combination) is faster and keeps the images"
+    assert f"Keep the baseline: {kept}" in said
+    options = [Combination(name, ()) for name in ("precision=bf16", "attention=flash")]
+    space = SimpleNamespace(alone=tuple, candidates=lambda _: options)
+    config = SimpleNamespace(trials=None, objectives=["latency"])
+    search = SimpleNamespace(space=space, config=config, unjudged=None)
+    said = _answer(cast(Search, search), judgements, entries, ended=True)
+    assert f"Undecided: 1 of 2 options was not tried; {kept}; precision=bf16" in said
+    assert "a larger budget (search.budget_s, sdopt optimize --budget) goes on" in said
     untried = _sentence(judgements, entries[1:], "latency")
     assert untried == "No combination was tried."
 

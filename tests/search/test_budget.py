@@ -63,6 +63,9 @@ class Options:
     def compiles_next(self) -> bool:
         return bool(self.untried) and self.compiled.issuperset(self.untried)
 
+    def more(self) -> bool:
+        return len(self.candidates) < len(self.alone) + len(self.combined)
+
     def unfinished(self) -> dict[str, list[Combination]]:
         return {}
 
@@ -227,6 +230,9 @@ def test_spends_its_budget_and_no_more_and_tries_each_option_alone_first(
 def test_ends_early_where_everything_is_tried() -> None:
     search = searched(600, options=3, combined=2)
     assert "All 5 combinations" in search.trials.ended
+    for budget_s in (12, 20):  # the first leaves no time for more, if there were more
+        one = searched(budget_s, options=1, combined=0).trials
+        assert one.ended == "The only combination that can run was screened."
     assert search.now < 300
     assert search.log[-1][0] == FINAL
 

@@ -338,3 +338,10 @@ def test_a_file_is_that_of_the_model_that_is_named_beside_it(tmp_path: Path) -> 
     assert "search.title=mine_of_z" in found
     with pytest.raises(UsageError, match="names a second model beside emoji"):
         optimize_overrides("emoji", None, None, None, ["model=z_image"])
+
+
+def test_a_refused_budget_leaves_no_folder(tmp_path: Path) -> None:
+    found = sdopt(tmp_path, *OPTIMIZE, "search.budget_s=1")
+    assert found.code == 2, found.shown
+    assert "search.budget_s=1: to try one option takes about" in found.shown
+    assert not list((tmp_path / "outputs" / "searches").iterdir())

@@ -25,7 +25,7 @@ from sdopt.report.terminal import shown
 from sdopt.schema import Model
 from sdopt.search.command import _since
 from sdopt.search.config import search_file
-from sdopt.search.plot import search_plot
+from sdopt.search.plot import search_chart, search_plot
 from sdopt.search.record import (
     FINAL,
     PAGE,
@@ -477,6 +477,20 @@ def test_the_start_has_a_column_where_it_says_something() -> None:
     assert '"images": 310.0' in json.dumps(asdict(record(COMPILED)))
 
 
+def test_a_time_stands_beside_that_of_the_baseline_of_its_study() -> None:
+    beside = replace(EAGER, latency_s=0.466, baseline_s=0.86)
+    later = replace(EAGER, name="precision=bf16", latency_s=0.397, baseline_s=0.46)
+    text = markdown_of(record(beside, later))
+    assert "| 860 → 466 ms |" in text
+    assert "| 460 → 397 ms |" in text
+    assert "need not be the ratio of the two latencies" in text
+    of_image = replace(beside, image_s=0.2, baseline_image_s=0.4, per_image=True)
+    assert "| 400 → 200 ms |" in markdown_of(record(of_image))
+    assert "| 900 ms |" in markdown_of(record(EAGER)), "as an earlier version wrote it"
+    slower = markdown_of(record(replace(EAGER, fate="not judged")))
+    assert "not judged: it has no gain, or others were chosen" in slower
+
+
 def test_the_plot_loses_no_candidate_and_has_a_unit_that_fits() -> None:
     screened = replace(EAGER, fate="not judged", distance=None, memory_gib=0.075)
     judged = replace(EAGER, name="compiler=inductor", memory_gib=0.08, judged=True)
@@ -486,6 +500,31 @@ def test_the_plot_loses_no_candidate_and_has_a_unit_that_fits() -> None:
     assert spec.count('"name": "layout=channels_last"') == 2
     most = record(judged, replace(screened, distance=0.02, memory_gib=2.0))
     assert "how far images are" in json.dumps(search_plot(most))
+
+
+@pytest.mark.parametrize(
+    ("distances", "ticks"),
+    [
+        ([0.02, 0.011, 0.023], [0.005, 0.01, 0.02]),
+        ([0.00028], [5e-5, 1e-4, 2e-4]),
+        ([1e-7, 1e-2], [1e-6, 1e-5, 1e-4, 1e-3, 1e-2]),
+        ([1e-12, 1e-2], [1e-9, 1e-7, 1e-5, 1e-3]),
+        ([0.0], [0.2, 0.5, 1.0]),
+    ],
+)
+def test_the_curved_axis_of_distances_says_so_and_has_ticks_to_read_it_by(
+    distances: list[float], ticks: list[float]
+) -> None:
+    found = record(*(replace(EAGER, distance=distance) for distance in distances))
+    chart = search_chart(found)
+    assert chart is not None
+    [(_, spec)] = chart.views
+    x = next(
+        layer["encoding"]["x"] for layer in spec["layer"] if "x" in layer["encoding"]
+    )
+    assert x["axis"]["values"] == pytest.approx([0.0, *ticks])
+    assert "logarithmic" in x["title"][-1]
+    assert "title" not in spec, "a page has it, and is narrower on a phone"
 
 
 def test_the_line_that_loads_names_the_users_own_groups() -> None:

@@ -11,6 +11,7 @@ from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.device import Device
+from sdopt.pipelines.catalog import PACKAGED
 from sdopt.search.config import search_config
 from sdopt.search.findings import CandidateFinding
 from sdopt.search.space import Combination, Space, Variable
@@ -211,6 +212,17 @@ class TestSpace:
                 "search.groups=[precision]",
                 "search.options={precision: [tf32]}",
             )
+
+    def test_what_keeps_the_baseline_from_running_is_said_once(self) -> None:
+        [unet] = (PACKAGED / "emoji" / "unet").glob("*.safetensors")
+        baseline = ["lora=loaded", f"lora.path={unet}"]
+        config = search_config(["search.groups=[precision,layout]"])
+        with (
+            composer_of(baseline) as composer,
+            pytest.raises(UsageError, match="is no matrix of a LoRA") as raised,
+        ):
+            Space.of(config, composer, CPU)
+        assert len(raised.value.problems) == 1
 
     @pytest.mark.parametrize(
         ("added", "inherits"),

@@ -9,7 +9,7 @@ import pytest
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.record.choices import difference
-from sdopt.report.header import header_of
+from sdopt.report.header import _planned_variants, header_of
 from sdopt.schema import Edge
 from sdopt.study.designs import BASELINE, Plan
 from sdopt.study.plan import plan_result, unused_options
@@ -84,6 +84,28 @@ class TestPair:
         result = plan_result(found, "s", "explicit", job.current.recorded, machine, [])
         assert result.config.workload.steps == 10
         assert "10 steps" in header_of(result)[0]
+
+    def test_a_lora_of_all_variants_is_part_of_the_work(
+        self, composer: Composers
+    ) -> None:
+        lora = "lora=loaded"
+        job = composer(["study.baseline=[lora:loaded]", lora, "attention=math"])
+        alone = composer([lora])
+        machine = Machine(CPU, {}, preloaded=True, bad_fork=False)
+        headers = []
+        for composed in (job, alone):
+            found = composed.current.study.plan(composed)
+            recorded = composed.current.recorded
+            result = plan_result(found, "s", "single", recorded, machine, [])
+            headers.append(header_of(result)[0])
+            [row, *_] = _planned_variants(result).rows
+            assert row[1] == ("lora=loaded" if composed is job else "")
+        assert "emoji with lora=loaded 64×64" in headers[0]
+        assert "lora" not in headers[1], "which its candidate adds"
+        baseline = result.baseline_variant
+        baseline.choices["lora"] = "loaded(path=style.safetensors)"
+        baseline.config.options["lora"] = {"path": "/my/style.safetensors"}
+        assert "emoji with style.safetensors 64×64" in header_of(result)[0]
 
     def test_a_baseline_can_be_written_out(self, composer: Composers) -> None:
         found = plan(

@@ -14,7 +14,7 @@ from sdopt.record.images import REPLACED, is_replaced, open_image, replaced_imag
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import ImageRecord, Score
 from sdopt.report.blocks import Gallery, PromptImages, ShownImage
-from sdopt.report.tables import headline_columns, worst_prompts
+from sdopt.report.tables import worst_by_metric
 
 _LOSSLESS_UP_TO = 128
 """Edge in pixels up to which an image keeps each of its pixels, and is enlarged pixel by pixel."""
@@ -94,11 +94,7 @@ def _ordered(
         prompts.setdefault(image.prompt_index, False)
         prompts[image.prompt_index] |= _is_there(folder, image)
     # The worst by each metric first: a prompt may lose its subject and change few pixels.
-    first: set[int] = set()
-    for variant in variants:
-        for metric in headline_columns(result):
-            worst = worst_prompts(result, variant.name, [metric])
-            first.update(prompt.prompt_index for prompt in worst[:1])
+    first = worst_by_metric(result, [variant.name for variant in variants])
 
     def largest_loss(prompt: int) -> float:
         of_variants = [

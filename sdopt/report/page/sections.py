@@ -150,7 +150,7 @@ def _facts(summary: Summary) -> list[tuple[str, str]]:
             ("judged", f"{when} by sdopt {environment.sdopt_version}"),
         ]
     return [
-        ("work", work_of(result.config)),
+        ("work", work_of(result)),
         ("device", str(environment.device["name"])),
         (
             "versions",
