@@ -57,7 +57,17 @@ def option_name(option: str) -> str:
 
 def listed(choices: Mapping[str, str]) -> str:
     """Returns choices by axis as one line: `precision=bf16, memory=vae_slicing`."""
-    return ", ".join(as_choice(axis, option) for axis, option in choices.items())
+    named = without_folders(choices)
+    return ", ".join(as_choice(axis, option) for axis, option in named.items())
+
+
+def without_folders(choices: Mapping[str, str]) -> dict[str, str]:
+    """Returns choices by axis with functions of one's own as `file.py:function`, wherever the files lie."""
+    named = dict(choices)
+    if PATCH in named:
+        functions = named[PATCH].split("+")
+        named[PATCH] = "+".join(function.rpartition("/")[2] for function in functions)
+    return named
 
 
 def difference(
