@@ -54,6 +54,7 @@ from sdopt.study.ahead import LEAST_REPORT_S
 from sdopt.study.cost import cost_of
 from sdopt.study.designs import Plan
 from sdopt.study.plan import (
+    lora_alone,
     plan_result,
     refused,
     require_room,
@@ -313,6 +314,7 @@ class Experiment:
         self.timeline.enter("composing and planning")
         remarks = (
             *unused_options(config.study, plan, self.composer.chosen()),
+            *lora_alone(config.study, plan),
             *remarks_on_variants(plan.variants, machine),
             *self._remarks(plan.variants),
         )
