@@ -50,7 +50,6 @@ from sdopt.record.records import Status, StudyResult, append_reason
 from sdopt.report.answer import answer_shown
 from sdopt.report.header import announce, show_plan
 from sdopt.statistics.summary import Summary, summary_of
-from sdopt.study.ahead import LEAST_REPORT_S
 from sdopt.study.cost import cost_of
 from sdopt.study.designs import Plan
 from sdopt.study.plan import (
@@ -66,7 +65,7 @@ from sdopt.study.progress import Progress
 from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
 from sdopt.study.run import run_study
 from sdopt.study.timeline import WAITING, Timeline
-from sdopt.study.work import Sharing
+from sdopt.study.work import LEAST_REPORT_S, LOAD_S, Sharing
 from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line
 from sdopt.tracking.store import (
@@ -213,7 +212,8 @@ class Experiment:
         # The baseline is measured twice.
         measured = [*runnable_of(plan, result), plan.baseline]
         sharing = Sharing.of(machine.device, machine.cpu, plan.baseline)
-        cost = cost_of(measured, result, Path("outputs"), sharing)
+        begun_after_s = self.timeline.elapsed_s
+        cost = cost_of(measured, result, Path("outputs"), sharing, begun_after_s)
         lines: list[str] = []
         call_s = None
         unknown = cost.seconds is None
@@ -223,7 +223,8 @@ class Experiment:
         if result.baseline_variant.status is Status.SKIPPED:
             cost = replace(cost, seconds=None)
         elif unknown and call_s is not None:
-            seconds = cost.calls_alone * call_s
+            protocol = self.config.protocol
+            seconds = cost.time_s(protocol, call_s, LOAD_S, begun_after_s)
             based_on = f"predicted; {cost.based_on}"
             cost = replace(cost, seconds=seconds, based_on=based_on)
         self.foreseen_s = cost.seconds
