@@ -16,6 +16,8 @@ from . import Arguments, end_with_code
 
 if TYPE_CHECKING:
     from sdopt.apps.doctor.diagnosis import Diagnosis
+    from sdopt.hardware.ceilings import Ceiling
+    from sdopt.record.samples import Interference
     from sdopt.worker.forkserver import StartContext
     from sdopt.worker.machine import Machine
 
@@ -88,7 +90,8 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
                 machine.device,
                 data_sheets(),
             )
-        ceilings, interference = [], None
+        ceilings: list[Ceiling] = []
+        interference: Interference | None = None
         if not planned and not arguments.quick:
             with (
                 reserve(machine.device, "sdopt doctor") as holder,

@@ -347,8 +347,8 @@ class Experiment:
             drawn, asked = len(variant.pictured), config.quality.prompt_count or 0
             if drawn < asked:
                 lines[
-                    f"quality.prompt_count={asked}: there are {drawn} prompts; "
-                    "workload.prompts=FILE may hold more"
+                    f"quality.prompt_count={asked}: there are {drawn} prompts, and images are judged by these "
+                    "alone; workload.prompts=FILE may hold more"
                 ] = None
             count = max(len(variant.prompts), drawn)
             workload, model = (

@@ -181,7 +181,8 @@ def test_files_in_another_folder_are_told_by_their_contents(
         (later, place, digest),
         (earlier, "/old/mine.safetensors", "same"),
     ):
-        for owner in (result, *result.variants):
+        reconfigure(result, "model", weights="path", path=path)
+        for owner in result.variants:
             reconfigure(owner, "model", weights="path", path=path)
         for row in result.variants:
             row.inputs["model"] = found
