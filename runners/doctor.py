@@ -16,6 +16,8 @@ from . import Arguments, end_with_code
 
 if TYPE_CHECKING:
     from sdopt.apps.doctor.diagnosis import Diagnosis
+    from sdopt.hardware.ceilings import Ceiling
+    from sdopt.record.samples import Interference
     from sdopt.worker.forkserver import StartContext
     from sdopt.worker.machine import Machine
 
@@ -64,13 +66,12 @@ def main(argv: list[str]) -> int:
 
 
 def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
-    from sdopt.apps.doctor.diagnosis import diagnose
+    from sdopt.apps.doctor.diagnosis import diagnose, observed_ceilings
     from sdopt.apps.doctor.options import check_options
     from sdopt.apps.doctor.tables import brief_tables, tables
     from sdopt.config.command import add_working_folder
     from sdopt.config.composer import composer_of
     from sdopt.config.groups import data_sheets, optimization_options
-    from sdopt.hardware.ceilings import measure_ceilings
     from sdopt.hardware.probe import list_cards
     from sdopt.locks import reserve
     from sdopt.worker.child import in_process
@@ -89,7 +90,8 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
                 machine.device,
                 data_sheets(),
             )
-        ceilings = []
+        ceilings: list[Ceiling] = []
+        interference: Interference | None = None
         if not planned and not arguments.quick:
             with (
                 reserve(machine.device, "sdopt doctor") as holder,
@@ -100,10 +102,13 @@ def _diagnose(arguments: argparse.Namespace, context: "StartContext") -> int:
                     print_problems(
                         [f"{holder} measures on {machine.device.name}: {disturbed}"]
                     )
-                ceilings = in_process(
-                    context, measure_ceilings, machine.device, what="the ceilings"
+                ceilings, interference = in_process(
+                    context, observed_ceilings, machine.device, what="the ceilings"
                 )
-    found = diagnose(machine, cards, planned, options, ceilings)
+    started_by = context.get_start_method()
+    found = diagnose(
+        machine, cards, planned, options, ceilings, started_by, interference
+    )
     if arguments.json:
         print(_as_json(found))
     else:

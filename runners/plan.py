@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from sdopt.apps.foresight.plan import plan_of, text_of
-    from sdopt.apps.foresight.tables import plan_table, remarks
+    from sdopt.apps.foresight.tables import plan_table, remarks, rows_of
     from sdopt.report.terminal import shown
 
     if arguments.by != "chip":
@@ -64,7 +64,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--plot {arguments.plot}: must end in .png")
     predictions, notes, command = plan_of(arguments.overrides, arguments.config_dir)
     if arguments.json:
-        print(_as_json([each.row() for each in predictions]))
+        print(_as_json(rows_of(predictions, notes)))
     else:
         console = terminal()
         if len(predictions) == 1:

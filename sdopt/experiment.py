@@ -50,10 +50,10 @@ from sdopt.record.records import Status, StudyResult, append_reason
 from sdopt.report.answer import answer_shown
 from sdopt.report.header import announce, show_plan
 from sdopt.statistics.summary import Summary, summary_of
-from sdopt.study.ahead import LEAST_REPORT_S
 from sdopt.study.cost import cost_of
 from sdopt.study.designs import Plan
 from sdopt.study.plan import (
+    lora_alone,
     plan_result,
     refused,
     require_room,
@@ -65,7 +65,7 @@ from sdopt.study.progress import Progress
 from sdopt.study.resume import is_elsewhere, merge_resumed, missing_of
 from sdopt.study.run import run_study
 from sdopt.study.timeline import WAITING, Timeline
-from sdopt.study.work import Sharing
+from sdopt.study.work import LEAST_REPORT_S, LOAD_S, Sharing
 from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line
 from sdopt.tracking.store import (
@@ -212,7 +212,8 @@ class Experiment:
         # The baseline is measured twice.
         measured = [*runnable_of(plan, result), plan.baseline]
         sharing = Sharing.of(machine.device, machine.cpu, plan.baseline)
-        cost = cost_of(measured, result, Path("outputs"), sharing)
+        begun_after_s = self.timeline.elapsed_s
+        cost = cost_of(measured, result, Path("outputs"), sharing, begun_after_s)
         lines: list[str] = []
         call_s = None
         unknown = cost.seconds is None
@@ -222,7 +223,8 @@ class Experiment:
         if result.baseline_variant.status is Status.SKIPPED:
             cost = replace(cost, seconds=None)
         elif unknown and call_s is not None:
-            seconds = cost.calls_alone * call_s
+            protocol = self.config.protocol
+            seconds = cost.time_s(protocol, call_s, LOAD_S, begun_after_s)
             based_on = f"predicted; {cost.based_on}"
             cost = replace(cost, seconds=seconds, based_on=based_on)
         self.foreseen_s = cost.seconds
@@ -313,6 +315,7 @@ class Experiment:
         self.timeline.enter("composing and planning")
         remarks = (
             *unused_options(config.study, plan, self.composer.chosen()),
+            *lora_alone(config.study, plan),
             *remarks_on_variants(plan.variants, machine),
             *self._remarks(plan.variants),
         )
@@ -344,8 +347,8 @@ class Experiment:
             drawn, asked = len(variant.pictured), config.quality.prompt_count or 0
             if drawn < asked:
                 lines[
-                    f"quality.prompt_count={asked}: there are {drawn} prompts; "
-                    "workload.prompts=FILE may hold more"
+                    f"quality.prompt_count={asked}: there are {drawn} prompts, and images are judged by these "
+                    "alone; workload.prompts=FILE may hold more"
                 ] = None
             count = max(len(variant.prompts), drawn)
             workload, model = (

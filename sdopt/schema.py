@@ -158,7 +158,9 @@ class Model(Configured):
             return f"{self.name} (random weights)"
         if self.weights == "path" and self.path is not None:
             return Path(self.path).name or self.path
-        if self.weights == "factory" or self.name == "folder":
+        if self.weights == "factory" and self.factory is not None:
+            return Path(self.factory).name
+        if self.name == "folder":
             return self.source
         return self.name
 

@@ -33,7 +33,13 @@ from sdopt.config.typed import typed
 from sdopt.errors import UsageError
 from sdopt.options.base import Optimization
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.record.choices import NONE, as_choice, as_override, difference, listed
+from sdopt.record.choices import (
+    NONE,
+    as_choice,
+    as_override,
+    difference,
+    listed,
+)
 from sdopt.schema import THRESHOLDS
 from sdopt.variant import Variant
 
@@ -274,7 +280,11 @@ class HydraComposer:
             if isinstance(node, dict)
             else None
         )
-        return _chosen(run, axis) if option_of_file is None else option_of_file
+        if option_of_file is None:
+            return _chosen(run, axis)
+        if isinstance(option_of_file, Optimization):
+            return option_of_file.located()
+        return option_of_file
 
     def _require_shared(
         self, name: str, run: RunConfig, overrides: Sequence[str]
@@ -378,6 +388,12 @@ def _as_text(changed: Mapping[str, Any]) -> str:
     """Returns changed fields as a choice names them, as in `(mode=max-autotune)`."""
     shown = []
     for name, value in changed.items():
-        plain = Path(value).name if isinstance(value, str) else value
+        plain = value
+        if isinstance(value, str):
+            plain = Path(value).name
+        elif isinstance(value, list):
+            plain = [
+                Path(item).name if isinstance(item, str) else item for item in value
+            ]
         shown.append(f"{name}={plain}")
     return f"({', '.join(shown)})" if shown else ""

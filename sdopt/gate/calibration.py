@@ -351,6 +351,8 @@ def calibration_of(result: StudyResult) -> Calibration:
     work = work_of(config)
     workload = asdict(config.workload)
     workload |= {key: work[key] for key in ("guidance_scale", "size")}
+    # Of the images whose spread it is, and not of the timed calls.
+    workload["prompt_count"] = max(spread.n for spread in spreads.values())
     return Calibration(
         config.model.name,
         workload,

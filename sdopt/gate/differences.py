@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from sdopt.quality.metrics import reference_of
-from sdopt.record.choices import NONE, PATCH, PLAIN
+from sdopt.record.choices import NONE, PATCH, PLAIN, without_folders
 from sdopt.record.records import Environment, StudyResult, VariantResult
 from sdopt.schema import AMOUNT, CHOICES, WORK
 from sdopt.scratch import CACHES
@@ -93,7 +94,7 @@ def _of_results(later: StudyResult, earlier: StudyResult) -> Iterator[Difference
         **_sizes_of_cards(now.device, then.device),
         **_changed_in_both(_settings(now), _settings(then)),
         "baseline": (later.baseline, earlier.baseline),
-        **later.config.differing(earlier.config, WORK),
+        **_work(later, earlier, later.baseline_variant, earlier.baseline_variant),
         "quality.reference": (_reference_of(later), _reference_of(earlier)),
         **_contents(later.feature_digests, earlier.feature_digests),
     }
@@ -105,6 +106,47 @@ def _of_results(later: StudyResult, earlier: StudyResult) -> Iterator[Difference
 def _reference_of(result: StudyResult) -> str:
     """Returns the set of images that distances such as CMMD are to, which their names do not say."""
     return reference_of(result.config.quality, result.config.model)
+
+
+_PLACES = {
+    "model.path": "model",
+    "model.base": "model",
+    "model.tokenizer": "model",
+    "model.factory": "model",
+    "task.image": "image",
+    "task.mask": "mask",
+    "workload.latents": "latents",
+    "patch.functions": "options",
+    "lora.path": "parts",
+}
+"""Keys that name files of the user's own, and the recorded digest of their contents."""
+
+
+def _without_moves(changed: _Values, now: _Side, then: _Side) -> _Values:
+    """Returns what differs but for files of the same name in another folder, whose contents both sides know."""
+    kept: _Values = {}
+    for key, (value, earlier) in changed.items():
+        digest = _PLACES.get(key)
+        known = digest in now and digest in then
+        if not known or _file_names(value) != _file_names(earlier):
+            kept[key] = (value, earlier)
+    return kept
+
+
+def _file_names(value: Any) -> list[str]:
+    places = value if isinstance(value, list) else [value]
+    return [Path(str(place)).name for place in places]
+
+
+def _work(
+    later: StudyResult | VariantResult,
+    earlier: StudyResult | VariantResult,
+    now: VariantResult,
+    then: VariantResult,
+) -> _Values:
+    """Returns the keys of the work that differ, by what is known of the inputs of two variants."""
+    changed = later.config.differing(earlier.config, WORK)
+    return _without_moves(changed, now.inputs, then.inputs)
 
 
 _OF_CARDS = (
@@ -272,11 +314,12 @@ def _options(now: VariantResult, then: VariantResult) -> _Values:
     groups -= {*WORK}
     # An axis that one of them has not is of another version of sdopt: its default, which changes nothing.
     plain = {axis: PLAIN.get(axis, NONE) for axis in axes}
-    later = plain | now.config.flat() | now.choices
-    earlier = plain | then.config.flat() | then.choices
+    later = plain | now.config.flat() | without_folders(now.choices)
+    earlier = plain | then.config.flat() | without_folders(then.choices)
     options: _Values = {}
     # A key that only one side has comes from another version of sdopt; another option shows among the choices.
-    for key, values in _changed_in_both(later, earlier).items():
+    changed = _changed_in_both(later, earlier)
+    for key, values in _without_moves(changed, now.inputs, then.inputs).items():
         group, _, _ = key.partition(".")
         # The location of an option's class is sdopt's code, which is compared as such.
         if group in groups and not key.endswith("_target_"):
@@ -305,8 +348,7 @@ def _inputs(
 
     Inputs are weights, prompts, start images and noise; and prompts and seeds of the images, which every result has.
     """
-    work = now.config.differing(then.config, WORK)
-    for key, values in work.items():
+    for key, values in _work(now, then, now, then).items():
         if key not in of_study and not key.startswith(_CHOSEN):
             yield _against(key, *values)
     contents = _contents(now.inputs, then.inputs)

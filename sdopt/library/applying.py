@@ -47,6 +47,8 @@ class Report:
     """A line for each setting of the whole process that the options left changed; `undo` puts them back."""
     broken: str = ""
     """What is wrong with the images of the traced call, whichever option it comes from; "" if nothing is seen."""
+    scheduler: str = ""
+    """The class of the scheduler that sampled them."""
 
     @property
     def engaged(self) -> bool:
@@ -66,6 +68,8 @@ class Report:
     def __str__(self) -> str:
         """Returns a line for broken images, for each option, and for each setting of the process that they changed."""
         lines = [f"IMAGES BROKEN: {self.broken}"] if self.broken else []
+        if not self.evidence:
+            lines.append(f"scheduler: {self.scheduler}; no other option was applied")
         for evidence in self.evidence:
             effect = "" if evidence.engaged else "NO EFFECT: "
             choice = as_choice(evidence.axis, evidence.option)
@@ -224,6 +228,7 @@ def prove(
         ),
         tuple(optimized.process.lines()),
         _broken(outputs[-1]),
+        type(pipe.scheduler).__name__,
     )
 
 

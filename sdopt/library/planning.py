@@ -1,6 +1,6 @@
 """Plans what options do to a pipeline: composes and checks them, and fetches their files; nothing is changed yet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,8 +124,10 @@ def _require_applicable(
         raise UsageError(problems)
 
 
-def _as_value(chosen: str | Sequence[str]) -> str:
-    return chosen if isinstance(chosen, str) else f"[{','.join(chosen)}]"
+def _as_value(chosen: object) -> str:
+    if isinstance(chosen, str) or not isinstance(chosen, Iterable):
+        return str(chosen)
+    return f"[{','.join(map(str, chosen))}]"
 
 
 def _model_of(pipe: "DiffusionPipeline") -> LoadedModel:

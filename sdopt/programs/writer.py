@@ -131,31 +131,24 @@ def scheduler_code(variant: Variant) -> Piece:
 
 
 def _placing(variant: Variant, device: Device) -> Piece:
-    """Returns the line that moves a pipeline to its device and casts its weights, as far as either is needed."""
-    arguments: list[str] = []
-    imports: tuple[str, ...] = ()
-    if device.is_cuda and not _moves_itself(variant):
-        arguments.append(literal(device_name(device)))
-    if family_of(variant.model).is_unet and (weights := _cast_to(variant)):
-        arguments.append(f"torch.{weights}")
-        imports = ("import torch",)
-    if not arguments:
+    """Returns the line that moves a pipeline to its device, if that is needed."""
+    if not device.is_cuda or _moves_itself(variant):
         return Piece()
-    return Piece(imports, (f"pipe.to({', '.join(arguments)})",))
+    return Piece(lines=(f"pipe.to({literal(device_name(device))})",))
 
 
 def _casting(variant: Variant) -> Piece:
-    """Returns the line that casts the weights of a pipeline that is there; `setup` has that of a UNet's in half types.
+    """Returns the line that casts the weights of a pipeline that is there.
 
     `pipe.to` would cast more of a transformer's than these.
     """
     weights = _cast_to(variant)
     if weights is None and has_half_encoders(variant.model):
         weights = cast_of(variant)
-        if weights is not None and family_of(variant.model).is_unet:
-            return Piece(("import torch",), (f"pipe.to(torch.{weights})",))
-    if weights is None or family_of(variant.model).is_unet:
+    if weights is None:
         return Piece()
+    if family_of(variant.model).is_unet:
+        return Piece(("import torch",), (f"pipe.to(torch.{weights})",))
     imports = ("import torch", "from sdopt.pipelines.parts import cast")
     return Piece(imports, (f"cast(pipe, torch.{weights})",))
 

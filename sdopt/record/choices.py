@@ -57,7 +57,17 @@ def option_name(option: str) -> str:
 
 def listed(choices: Mapping[str, str]) -> str:
     """Returns choices by axis as one line: `precision=bf16, memory=vae_slicing`."""
-    return ", ".join(as_choice(axis, option) for axis, option in choices.items())
+    named = without_folders(choices)
+    return ", ".join(as_choice(axis, option) for axis, option in named.items())
+
+
+def without_folders(choices: Mapping[str, str]) -> dict[str, str]:
+    """Returns choices by axis with functions of one's own as `file.py:function`, wherever the files lie."""
+    named = dict(choices)
+    if PATCH in named:
+        functions = named[PATCH].split("+")
+        named[PATCH] = "+".join(function.rpartition("/")[2] for function in functions)
+    return named
 
 
 def difference(
@@ -70,6 +80,21 @@ def difference(
         for axis in axes
         if choices.get(axis) != reference.get(axis)
     }
+
+
+def lora_apart(
+    name: str, choices: Mapping[str, str], baseline: Mapping[str, str]
+) -> str:
+    """Returns that a variant has a LoRA beside other options, and its baseline has none; "" if that is not so."""
+    changed = difference(choices, baseline)
+    lora = option_name(changed.pop("lora", NONE))
+    changed.pop("scheduler", None)  # of a LoRA that was distilled to a few steps
+    if lora == NONE or baseline.get("lora", NONE) != NONE or not changed:
+        return ""
+    return (
+        f"the LoRA is in '{name}' alone, so that its style counts as a difference of images, too: "
+        f"study.baseline=[lora:{lora}] gives it to the baseline"
+    )
 
 
 def quoted(value: str) -> str:

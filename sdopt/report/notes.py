@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sdopt.gate.trust import doubts_of
+from sdopt.record.choices import lora_apart
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import GpuState
@@ -136,8 +137,19 @@ def caveats_of(summary: Summary) -> Iterator[str]:
             f"capped; times are those of {result.environment.device['name']}."
         )
     yield from _random_weights_note(result)
+    yield from _lora_note(result)
     if any(variant.status is Status.NOT_ENGAGED for variant in result.variants):
         yield "not_engaged: the option ran, and nothing shows that it was active; its figures are not attributed to it."
+
+
+def _lora_note(result: StudyResult) -> Iterator[str]:
+    """Yields that the one candidate of a pair has a LoRA and the baseline has not, so that images differ by it."""
+    if result.design != "pair":
+        return
+    plain = result.baseline_variant.choices
+    for variant in result.candidates:
+        if apart := lora_apart(variant.name, variant.choices, plain):
+            yield f"Unlike images: {apart}."
 
 
 def _random_weights_note(result: StudyResult) -> Iterator[str]:

@@ -8,17 +8,14 @@ from dataclasses import dataclass
 
 from sdopt.record.samples import ShapeSamples
 from sdopt.study.session import Session, VariantProcess
-from sdopt.study.work import PROFILED, batched, calls_of_stages
+from sdopt.study.work import (
+    PROFILED,
+    batched,
+    calls_of_stages,
+    programs_s,
+    report_s,
+)
 from sdopt.worker.draws import draw_of
-
-LEAST_REPORT_S, _REPORT_SHARE = 8.0, 0.8
-"""Seconds of scoring and of reports: at least, and as a multiple of what the command took to begin."""
-
-_PROGRAM_S = 1.5
-"""Seconds in which the process of a program starts, and compares its image, beside its load and its call."""
-
-_COMMANDS_S = 2.0
-"""Seconds in which the commands that measure the variants again are composed and compared."""
 
 
 @dataclass(frozen=True)
@@ -104,26 +101,23 @@ class Ahead:
 
     @property
     def report_s(self) -> float:
-        """The seconds of scoring, reports and tracking: they import about as much as the command did to begin."""
-        return max(LEAST_REPORT_S, _REPORT_SHARE * self._study.begun_after_s)
+        """The seconds of scoring, reports and tracking."""
+        return report_s(self._study.begun_after_s)
 
     def _programs_s(
         self,
         processes: Sequence[VariantProcess],
         extent: Extent,
     ) -> float:
-        """Returns the seconds of the programs that reports hand out, those of the fastest variants first."""
-        if self._study.protocol.programs_s == 0:
-            return 0.0
+        """Returns the seconds of the programs that reports hand out."""
         candidates = self._session.result.candidates
         seconds = []
         for process in processes:
             if process.first and process.row in candidates:
                 load_s = process.measurement.load_s or 0.0
                 call_s = self._call_or_baseline_s(process)
-                seconds.append(_PROGRAM_S + load_s + call_s)
-        seconds.sort()
-        return _COMMANDS_S + sum(seconds[: extent.programs])
+                seconds.append(load_s + call_s)
+        return programs_s(self._study.protocol, seconds, extent.programs)
 
     def _call_or_baseline_s(self, process: VariantProcess) -> float:
         for other in [process, *self._session.processes]:

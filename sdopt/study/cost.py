@@ -4,7 +4,7 @@ Time and memory come from an earlier run of the same work on this device; withou
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from sdopt.record.records import StudyResult
 from sdopt.schema import Model, Protocol
 from sdopt.statistics.ratios import latency, peak_memory_gib
 from sdopt.study.plan import warmup_calls
-from sdopt.study.work import Sharing, work_ahead
+from sdopt.study.work import Sharing, programs_s, report_s, work_ahead
 from sdopt.variant import Variant
 from sdopt.worker.draws import draw_of, drawing_batch
 
@@ -43,13 +43,26 @@ class StudyCost:
     calls_alone: float
     """The same in times of one call alone: some are made side by side, and some make several images."""
     seconds: float | None
-    """Time of all calls and loading."""
+    """Time of the whole command."""
     memory_gib: float | None
     """Peak memory of one process."""
     based_on: str
     """The source of time and memory."""
     downloads: dict[str, int | None]
     """Bytes that are not in the local cache, by repository of the hub."""
+    starts: float = 0.0
+    """Starts of processes, in times of one alone."""
+    programs: int = 0
+    """Programs that reports hand out."""
+
+    def time_s(
+        self, protocol: Protocol, call_s: float, load_s: float, begun_after_s: float
+    ) -> float:
+        """Returns the seconds of the whole command, which has taken some to begin, as the display of progress counts."""
+        measuring_s = self.calls_alone * call_s + self.starts * load_s
+        of_programs = [load_s + call_s] * self.programs
+        after_s = report_s(begun_after_s) + programs_s(protocol, of_programs)
+        return begun_after_s + measuring_s + after_s
 
 
 def calls_ahead(
@@ -72,12 +85,16 @@ def calls_ahead(
 
 
 def cost_of(
-    variants: Sequence[Variant], result: StudyResult, records: Path, sharing: Sharing
+    variants: Sequence[Variant],
+    result: StudyResult,
+    records: Path,
+    sharing: Sharing,
+    begun_after_s: float = 0.0,
 ) -> StudyCost:
     """Returns the expected cost of a study whose baseline is the first of `variants` and, once more, their last.
 
-    `result` is its plan, `records` the folder that holds earlier results, and `sharing` how its processes share the
-    machine.
+    `result` is its plan, `records` the folder that holds earlier results, `sharing` how its processes share the
+    machine, and `begun_after_s` what the command took to begin.
     """
     config = result.config
     processes = len(variants) * config.replicates
@@ -104,7 +121,17 @@ def cost_of(
         source = "no earlier run of this model and size on this device" + (
             "; memory is that of the weights alone" if weights else ""
         )
-        return StudyCost(processes, calls, alone, None, weights, source, downloads)
+        return StudyCost(
+            processes,
+            calls,
+            alone,
+            None,
+            weights,
+            source,
+            downloads,
+            starts,
+            count - 1,
+        )
     earlier_study, folder = earlier
     baseline = earlier_study.baseline_variant
     # Each shape is called equally often.
@@ -120,15 +147,19 @@ def cost_of(
             [m.load_s for m in baseline.measurements if m.load_s is not None] or [0.0]
         )
     )
-    return StudyCost(
+    cost = StudyCost(
         processes,
         calls,
         alone,
-        alone * one_call + starts * load,
+        None,
         peak_memory_gib(baseline),
         f"from {folder}",
         downloads,
+        starts,
+        count - 1,
     )
+    seconds = cost.time_s(protocol, one_call, load, begun_after_s)
+    return replace(cost, seconds=seconds)
 
 
 def _earlier(result: StudyResult, records: Path) -> tuple[StudyResult, Path] | None:

@@ -4,7 +4,7 @@ A study in progress (`ahead`), the forecast of a dry run (`cost`) and the budget
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,6 +25,40 @@ on which PyTorch has no vector instructions."""
 
 _SIDE_BY_SIDE = 2
 """Number of processes that work at once on a CPU: one process does not use all of it."""
+
+
+LEAST_REPORT_S, _REPORT_SHARE = 8.0, 0.8
+"""Seconds of scoring and of reports: at least, and as a multiple of what the command took to begin."""
+
+_PROGRAM_S = 1.5
+"""Seconds in which the process of a program starts, and compares its image, beside its load and its call."""
+
+_COMMANDS_S = 2.0
+"""Seconds in which the commands that measure the variants again are composed and compared."""
+
+LOAD_S = 0.5
+"""Seconds in which a process loads a model, where no run has told; a large one takes longer, as its calls do."""
+
+
+def report_s(begun_after_s: float) -> float:
+    """Returns the seconds of scoring, reports and tracking: they import about as much as the command did to begin."""
+    return max(LEAST_REPORT_S, _REPORT_SHARE * begun_after_s)
+
+
+def programs_s(
+    protocol: Protocol, seconds: Iterable[float], most: int | None = None
+) -> float:
+    """Returns the seconds of the programs that reports hand out, those of the fastest variants first.
+
+    Args:
+        protocol: says whether they are run.
+        seconds: of loading and of one call, by variant.
+        most: how many are run; None for all.
+    """
+    if protocol.programs_s == 0:
+        return 0.0
+    each = sorted(_PROGRAM_S + of_variant for of_variant in seconds)
+    return _COMMANDS_S + sum(each[:most])
 
 
 @dataclass(frozen=True)

@@ -355,6 +355,7 @@ class TestCalibrate:
             "perceptual_emojiclip",
         } <= set(found.metrics)
         assert found.metrics["clip_score_emojiclip"].n == 3
+        assert found.workload["prompt_count"] == 3
 
 
 class TestTrial:

@@ -157,6 +157,44 @@ def test_other_work_is_refused_and_named(
         judge_drift(later, earlier, GATE, FIT, waived=("versions", "sdopt"))
 
 
+@pytest.mark.parametrize(
+    ("place", "digest", "named"),
+    [
+        ("/new/mine.safetensors", "same", []),
+        (
+            "/new/mine.safetensors",
+            "other",
+            ["contents of model: other against same (baseline, it, control)"],
+        ),
+        (
+            "/new/else.safetensors",
+            "same",
+            ["model.path: /new/else.safetensors against /old/mine.safetensors"],
+        ),
+    ],
+)
+def test_files_in_another_folder_are_told_by_their_contents(
+    results: Results, place: str, digest: str, named: list[str]
+) -> None:
+    later, earlier = results
+    for result, path, found in (
+        (later, place, digest),
+        (earlier, "/old/mine.safetensors", "same"),
+    ):
+        reconfigure(result, "model", weights="path", path=path)
+        for owner in result.variants:
+            reconfigure(owner, "model", weights="path", path=path)
+        for row in result.variants:
+            row.inputs["model"] = found
+            row.inputs["options"] = "same"
+            functions = [f"{Path(path).parent}/mine.py:f"]
+            row.choices["patch"] = functions[0]
+            row.config = replace(
+                row.config, options={"patch": {"functions": functions}}
+            )
+    assert [what for what, _ in differences(later, earlier)] == named
+
+
 def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(
     results: Results,
 ) -> None:

@@ -329,10 +329,16 @@ class TestOptimize:
             (
                 (),
                 {"precision": torch.bfloat16},
-                TypeError,
-                "can only join an iterable",
+                UsageError,
+                "precision=torch.bfloat16: ",
             ),
-            ((), {"precision": None}, TypeError, "can only join an iterable"),
+            ((), {"precision": None}, UsageError, "precision=None: "),
+            (
+                (),
+                {"caching": "deepcache", "foo": 1},
+                UsageError,
+                "foo=1: no key of an option; sdopt.optimize takes attention, ",
+            ),
             (
                 ("attention.wrong=1",),
                 {"attention": "sliced"},
@@ -427,6 +433,8 @@ class TestOptimize:
             pipe.scheduler.config.beta_schedule
             == DDIMScheduler.load_config(MODEL / "scheduler")["beta_schedule"]
         )
+        said = "scheduler: EulerDiscreteScheduler; no other option was applied"
+        assert str(sdopt.prove(pipe)) == said
         assert type(sdopt.undo(pipe).scheduler) is DDIMScheduler
 
     def test_conflicts_are_those_of_its_scheduler_and_its_task(

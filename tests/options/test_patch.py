@@ -428,6 +428,9 @@ def test_no_result_runs_what_nobody_named(code: Path) -> None:
     assert row.status is Status.OK
     assert (row.contract, row.promises["patch"].claims) == (Contract.EQUIVALENT, [])
     assert row.config.model.factory == f"{own}/../mine.py:own"
+    # What a study in another folder calls them, too.
+    assert row.config.model.title == "mine.py:own"
+    assert row.name == "patch=mine.py:steps(contract=equivalent, claims=nothing)"
     assert {"model", "options"} <= {*row.inputs}
     with pytest.raises(UsageError, match="runs code"):
         load(done.folder, row.name)

@@ -396,6 +396,10 @@ def test_all_of_diffusers_or_one_call_of_sdopt(composer: Composers) -> None:
         CPU,
     )
     assert "sdopt" not in plain.text.replace(str(EMOJI), "")
+    assert "pipe.to(torch.bfloat16)" in plain.lines
+    assert "pipe.to(" not in plain.text, (
+        "it is loaded so, and a cast makes diffusers warn"
+    )
     assert plain.lines[-2:][0] == "with torch.inference_mode():"
     both = written(
         of(composer, "precision=bf16", "attention=vanilla", "caching=deepcache"), CPU

@@ -254,7 +254,10 @@ class TestDryRun:
             assert shown in finished.out
         assert re.search(r"time: about .*\(predicted; no earlier run", finished.shown)
         assert "timed at 32×32, batch 1; 32×32, batch 2" in finished.shown
-        assert "quality.prompt_count=300: there are 240 prompts" in finished.shown
+        assert (
+            "quality.prompt_count=300: there are 240 prompts, and images are judged by these alone"
+            in finished.shown
+        )
         assert list(tmp_path.iterdir()) == []
 
     def test_measures_no_rates(

@@ -11,8 +11,9 @@ from sdopt.record.files import write_result
 from sdopt.record.records import Status
 from sdopt.record.samples import Measurement, ShapeSamples
 from sdopt.report.header import effort_of_sweep, show_plan
+from sdopt.schema import Protocol
 from sdopt.study.cost import StudyCost, cost_of
-from sdopt.study.work import Sharing
+from sdopt.study.work import LEAST_REPORT_S, Sharing, programs_s
 from tests.fakes import fake_study
 from tests.records import timed
 
@@ -38,17 +39,35 @@ def cost(folder: Path) -> StudyCost:
     return cost_of([*plan.variants, plan.baseline], result, folder, SHARING)
 
 
+def around_s(call_s: float = CALL_S) -> float:
+    """What a command takes beside measuring: a report, and the program of the one candidate."""
+    _, result, _ = fake_study()
+    return LEAST_REPORT_S + programs_s(result.config.protocol, [call_s])
+
+
+def test_counts_what_a_command_takes_beside_its_calls(tmp_path: Path) -> None:
+    found = cost(tmp_path)
+    protocol = Protocol()
+    around = LEAST_REPORT_S + programs_s(protocol, [0.0])
+    assert found.time_s(protocol, 0.0, 0.0, 0.0) == around
+    assert found.time_s(protocol, 0.0, 0.0, 100.0) == around + 172
+    starts = 10 * (found.starts + found.programs)
+    assert found.time_s(protocol, 0.0, 10.0, 0.0) == around + starts
+
+
 def test_is_that_of_the_same_work(tmp_path: Path) -> None:
     earlier(tmp_path)
     found = cost(tmp_path)
-    assert found.seconds == pytest.approx(found.calls_alone * CALL_S)
+    assert found.seconds == pytest.approx(found.calls_alone * CALL_S + around_s())
 
 
 def test_goes_by_the_number_of_steps(tmp_path: Path) -> None:
     _, result, _ = fake_study()
     earlier(tmp_path, workload={"steps": 2 * result.config.workload.steps})
     found = cost(tmp_path)
-    assert found.seconds == pytest.approx(found.calls_alone * CALL_S / 2)
+    assert found.seconds == pytest.approx(
+        found.calls_alone * CALL_S / 2 + around_s(CALL_S / 2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +95,9 @@ def test_variants_may_do_more_than_the_baseline(tmp_path: Path) -> None:
         ),
     )
     found = cost_of([baseline, several, baseline], result, tmp_path, SHARING)
-    assert found.seconds == pytest.approx(found.calls_alone * CALL_S * (1 + 4 + 1) / 3)
+    assert found.seconds == pytest.approx(
+        found.calls_alone * 2 * CALL_S + around_s(2 * CALL_S)
+    )
 
 
 def test_of_a_sweep_is_the_sum_of_what_is_known() -> None:

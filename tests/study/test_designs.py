@@ -9,10 +9,13 @@ import pytest
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.record.choices import difference
+from sdopt.reference import LORAS
 from sdopt.report.header import _planned_variants, header_of
+from sdopt.report.notes import caveats_of
 from sdopt.schema import Edge
+from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import BASELINE, Plan
-from sdopt.study.plan import plan_result, unused_options
+from sdopt.study.plan import lora_alone, plan_result, unused_options
 from sdopt.variant import Variant
 from sdopt.worker.machine import Machine
 from tests.fixtures import CPU, Composers
@@ -116,6 +119,32 @@ class TestPair:
         assert found.baseline.choices["precision"] == "bf16"
         assert found.baseline.choices["attention"] == "vanilla"
         assert found.edges[0].credit == "attention=default"
+
+    @pytest.mark.parametrize(
+        ("more", "said"),
+        [
+            ("caching=deepcache", True),
+            ("caching=deepcache study.baseline=[lora:loaded]", False),
+            ("scheduler=euler", False),
+        ],
+    )
+    def test_a_lora_in_the_variant_alone_is_said(
+        self, composer: Composers, more: str, said: bool
+    ) -> None:
+        file = f"lora.path={LORAS}"
+        words = ["lora=loaded", file, "lora.weight_name=fxemoji.safetensors"]
+        job = composer([*words, *more.split()])
+        found = job.current.study.plan(job)
+        remarks = lora_alone(job.current.study, found)
+        machine = Machine(CPU, {}, preloaded=True, bad_fork=False)
+        result = plan_result(found, "s", "pair", job.current.recorded, machine, [])
+        notes = [note for note in caveats_of(summary_of(result)) if "LoRA" in note]
+        way = "study.baseline=[lora:loaded] gives it to the baseline"
+        assert [way in remark for remark in remarks] == [True] * said
+        assert [way in note for note in notes] == [True] * said
+        if not said and found.baseline.choices["lora"] != "none":
+            [baseline, candidate] = found.variants
+            assert baseline.optimizations["lora"] == candidate.optimizations["lora"]
 
     @pytest.mark.parametrize(
         "overrides", [[], ["precision=fp32", "grad_mode=no_grad"], ["workload.steps=3"]]

@@ -1,10 +1,12 @@
 """Collects the doctor's report: the machine, its measured peak rates, and which options run on it or what they need."""
 
+import os
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -13,10 +15,12 @@ from packaging.requirements import Requirement
 
 from sdopt.about import __version__
 from sdopt.apps.doctor.options import OptionReport
-from sdopt.hardware.ceilings import Ceiling
+from sdopt.hardware.ceilings import Ceiling, measure_ceilings
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import probe_device
-from sdopt.schema import Sheet
+from sdopt.measure.interference import InterferenceMeter
+from sdopt.record.samples import Interference
+from sdopt.schema import Protocol, Sheet
 from sdopt.worker.machine import Machine
 
 _TOOLS = ("gcc", "g++", "clang++", "nvcc", "ninja", "nvidia-smi")
@@ -43,9 +47,27 @@ class Diagnosis:
     sheet: Sheet | None
     options: list[OptionReport]
     ceilings: list[Ceiling] = field(default_factory=list)
+    interference: Interference | None = None
+    """What other programs took while the ceilings were measured; None if nothing counted it."""
     python: str = platform.python_version()
     platform: str = platform.platform()
     sdopt: str = __version__
+
+    @property
+    def disturbance(self) -> str:
+        """How other work lowered the ceilings, in words; "" if it took no more than it may from a timed call."""
+        limit = Protocol().interference
+        if self.interference is None or limit is None:
+            return ""
+        took = max(self.interference.waited, self.interference.stolen)
+        return f"other work took {100 * took:.0f} % of the processor" * (took > limit)
+
+
+def observed_ceilings(device: Device) -> tuple[list[Ceiling], Interference | None]:
+    """Measures the ceilings, and counts what other programs took meanwhile; the process must lead its group."""
+    meter, begun = InterferenceMeter(os.getpid()), time.perf_counter()
+    ceilings = measure_ceilings(device)
+    return ceilings, meter.stop(time.perf_counter() - begun)
 
 
 def diagnose(
@@ -54,6 +76,8 @@ def diagnose(
     planned: bool,
     options: list[OptionReport],
     ceilings: list[Ceiling],
+    start_method: str,
+    interference: Interference | None = None,
 ) -> Diagnosis:
     """Makes a diagnosis: adds the facts of the host to those of the device."""
     packages, missing = _packages()
@@ -63,7 +87,7 @@ def diagnose(
         host=probe_device("cpu"),
         cards=cards,
         planned=planned,
-        start_method="forkserver" if machine.preloaded else "spawn",
+        start_method=start_method,
         packages=packages,
         missing=missing,
         tools={tool: _tool_version(tool) for tool in _TOOLS},
@@ -74,6 +98,7 @@ def diagnose(
         sheet=machine.sheet,
         options=options,
         ceilings=ceilings,
+        interference=interference,
     )
 
 

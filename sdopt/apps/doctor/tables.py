@@ -15,7 +15,7 @@ from rich.text import Text
 from sdopt.apps.doctor.diagnosis import Diagnosis
 from sdopt.apps.doctor.options import OptionReport
 from sdopt.config.groups import default_options
-from sdopt.errors import UsageError
+from sdopt.errors import UnavailableError, UsageError
 from sdopt.hardware.ceilings import COPY, Ceiling
 from sdopt.hardware.device import Device
 from sdopt.hardware.faults import faults_of
@@ -29,13 +29,15 @@ def brief_tables(found: Diagnosis) -> Group:
     """Returns what a user needs to begin: the machine, its rates, and which options run, a line for each group."""
     plain = default_options()
     ways = [each for each in found.options if each.option != plain.get(each.group)]
-    runs = sum(report.runs for report in ways)
-    start = f"{runs} of {len(ways)} optimizations run here. Start with: sdopt optimize MODEL, which tries them"
+    runs = sum(report.runs and not report.reasons for report in ways)
+    needing = sum(report.runs for report in ways) - runs
+    more = f", {needing} more if something is added" if needing else ""
+    start = f"{runs} of {len(ways)} optimizations run here{more}. Start with: sdopt optimize MODEL, which tries them"
     parts: list[Any] = [Text(start, style="bold"), _machine_table(found, _BRIEF)]
     if found.ceilings:
         parts.append(_ceilings_table(found))
-    more = "sdopt doctor --all says what each option needs or why it does not run, and lists packages and tools."
-    return Group(*parts, _groups_table(found), Text(f"  {more}"))
+    details = "sdopt doctor --all says what each option needs or why it does not run, and lists packages and tools."
+    return Group(*parts, _groups_table(found), Text(f"  {details}"))
 
 
 def tables(found: Diagnosis) -> Group:
@@ -200,7 +202,11 @@ def _ceilings_table(found: Diagnosis) -> Group:
         for ceiling in found.ceilings
         if ceiling.failure
     ]
-    return Group(table, *failed, Text(f"  {note}", "dim"))
+    disturbed = []
+    if found.disturbance:
+        too_low = f"  too low: {found.disturbance}; measure again on an idle machine"
+        disturbed.append(Text(too_low, "yellow"))
+    return Group(table, *failed, *disturbed, Text(f"  {note}", "dim"))
 
 
 def _rate(ceiling: Ceiling) -> str:
@@ -245,6 +251,10 @@ def sheet_yaml(found: Diagnosis) -> str:
     device = found.device
     measured = [ceiling for ceiling in found.ceilings if not ceiling.failure]
     rates = {ceiling.kind: float(f"{ceiling.rate:.4g}") for ceiling in measured}
+    if found.disturbance:
+        raise UnavailableError(
+            f"--save: the rates are too low, because {found.disturbance}; measure again on an idle machine"
+        )
     if COPY not in rates:
         raise UsageError(
             "--save: cannot write a data sheet without the memory bandwidth, whose measurement (the copy) failed"

@@ -134,9 +134,8 @@ def parsed_name(text: str) -> CardName:
     name = _LAPTOPS.sub(" laptop ", name)
     name = re.sub(r"\b\d{1,2}x ?(?=[a-z]+ ?\d)", "", name)  # 8xH100
     name = re.sub(r"(?<=[a-z])(?=\d{3,4}(?!\d| ?gb))", " ", name)  # rtx4060
-    name = re.sub(
-        r"(\d{3,4} ?ti)(?=super\b|s\b|\d)", r"\1 ", name
-    )  # 4070tisuper, 4070tis, 4060ti16g
+    name = re.sub(r"(\d{3,4} ?ti)(?=super\b|s\b)", r"\1 ", name)  # 4070tisuper, 4070tis
+    name = re.sub(r"(\d{3,4} ?ti)(\d{1,3})(?: ?gb?)?\b", r"\1 \2gb", name)  # 4060ti16g
     name = re.sub(r"(?<=[a-z0-9])(?=laptop|notebook|mobile)", " ", name)
     name = re.sub(
         r"\b(\d{3,4})(ti|super|s|xtx?|gre|m|d|ada)\b", r"\1 \2", name

@@ -1,7 +1,9 @@
 """Shows predictions, and what checking them against published figures found, as tables."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from sdopt.apps.foresight.check import Check
 from sdopt.apps.foresight.fitting import EXTRAPOLATED
@@ -43,6 +45,21 @@ def plan_table(predictions: Sequence[Prediction]) -> Table:
             ]
         )
     return Table(headings, rows).filled()
+
+
+def rows_of(
+    predictions: Sequence[Prediction], notes: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Returns the predictions as flat rows, each with the notes on its card, and the chance that it beats the next."""
+    chances = {id(prediction): chance for prediction, chance in ranks(predictions)}
+    rows = []
+    for prediction in predictions:
+        row = prediction.row()
+        row["beats_next"] = chances.get(id(prediction), math.nan)
+        named = re.compile(rf"\b{re.escape(prediction.card)}\b")
+        row["notes"] = list(filter(named.search, notes))
+        rows.append(row)
+    return rows
 
 
 def remarks(predictions: Sequence[Prediction], command: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ import torch
 from hydra import initialize_config_dir
 from rich.console import Console
 
-from sdopt.apps.doctor.diagnosis import Diagnosis, diagnose
+from sdopt.apps.doctor.diagnosis import Diagnosis, diagnose, observed_ceilings
 from sdopt.apps.doctor.matrix import (
     Key,
     Matrix,
@@ -28,12 +28,14 @@ from sdopt.apps.doctor.tables import brief_tables, sheet_yaml, tables
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets, optimization_options
 from sdopt.config.paths import CONF
+from sdopt.errors import UnavailableError
 from sdopt.hardware.cards import planned_device, require_card, sheet_of
 from sdopt.hardware.ceilings import COPY, Ceiling, measure_ceilings
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import probe_device
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult
+from sdopt.record.samples import Interference
 from sdopt.worker.machine import Machine
 from tests.command import Finished, refused, sdopt
 from tests.fixtures import CPU
@@ -73,7 +75,8 @@ def diagnosis(on_a_cpu: dict[str, OptionReport]) -> Diagnosis:
         Ceiling("bf16", 256, 3e12, [1.0]),
         Ceiling(COPY, 64, 8e9, [2.0]),
     ]
-    return diagnose(machine, [], False, list(on_a_cpu.values()), ceilings)
+    options = list(on_a_cpu.values())
+    return diagnose(machine, [], False, options, ceilings, "forkserver")
 
 
 class TestOptions:
@@ -186,6 +189,30 @@ class TestCeilings:
         )
         assert hardware.sheet.bandwidth_gb_s == 4.0
 
+    @pytest.mark.parametrize("waited", [0.01, 0.6])
+    def test_that_other_work_lowered_are_marked_and_not_saved(
+        self, diagnosis: Diagnosis, waited: float
+    ) -> None:
+        found = replace(diagnosis, interference=Interference(waited, 0.0))
+        out = StringIO()
+        Console(file=out, width=120).print(brief_tables(found))
+        said = "other work took 60 % of the processor"
+        assert (said in out.getvalue()) == (waited > 0.02)
+        if waited > 0.02:
+            with pytest.raises(UnavailableError, match=said):
+                sheet_yaml(found)
+        else:
+            assert sheet_yaml(found)
+
+    def test_are_measured_beside_what_others_took(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        module = "sdopt.apps.doctor.diagnosis"
+        monkeypatch.setattr(f"{module}.measure_ceilings", lambda _device: [])
+        ceilings, interference = observed_ceilings(CPU)
+        assert ceilings == []
+        assert interference is not None
+
     @pytest.mark.gpu
     def test_of_a_card_are_below_its_data_sheet(self) -> None:
         device = probe_device("cuda")
@@ -227,7 +254,13 @@ def test_the_brief_answer_is_short_and_names_every_option(
     assert max(map(len, lines)) <= width
     assert len(lines) <= {80: 75, 120: 50}[width], out.getvalue()
     plain = 3  # attention=default, compiler=eager, precision=fp32
-    assert f"of {len(diagnosis.options) - plain} optimizations run here" in lines[0]
+    able = [report for report in diagnosis.options if report.runs]
+    ready = sum(not report.reasons for report in able)
+    assert (
+        f"{ready - plain} of {len(diagnosis.options) - plain} optimizations run here"
+        in lines[0]
+    )
+    assert ready < len(able), "some run beside another option alone"
     words = set(re.split(r"[\s,]+", out.getvalue()))
     assert {report.group for report in diagnosis.options} <= words
     assert {
@@ -266,6 +299,7 @@ class TestCommand:
             "remedy": "",
         } in found["options"]
         assert found["ceilings"] == []
+        assert found["start_method"] == "forkserver"
         assert all(free > 0 for free in found["disk_free_gib"].values())
 
     @pytest.mark.parametrize(

@@ -321,6 +321,20 @@ class TestCommand:
             row["seconds"] * 1000 / 3600 * 0.5
         )
 
+    def test_the_object_says_what_fits_and_the_chances(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        words = ["model=sdxl", "precision=fp16", "plan.hardware=[rtx3050,rtx4090,t4]"]
+        assert main([*words, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        by_card = {row["card"]: row for row in rows}
+        assert by_card["rtx4090"]["beats_next"] > 0.9
+        for card, row in by_card.items():
+            fits = [note for note in row["notes"] if note.startswith("what fits ")]
+            ways = [note.startswith(f"what fits {card}: ") for note in fits]
+            assert ways == [True] * (row["fits"] == "does not fit")
+        assert any(row["fits"] == "does not fit" for row in rows)
+
     @pytest.mark.parametrize(
         "wrong",
         [
