@@ -171,6 +171,8 @@ def _badness_by_prompt(
             and edge.reference == judgement.reference
         ):
             distance = edge.quality.get(ruling.metric)
+            if distance is not None and ruling.rule == "at_least":  # as of SSIM
+                return [value and -value for value in distance.per_prompt]
             if distance is not None:
                 return distance.worst or distance.per_prompt
             break

@@ -74,7 +74,8 @@ def test_code_and_options_do_the_same(
     overrides: tuple[str, ...], variant: Compose, untouched: StableDiffusionPipeline
 ) -> None:
     chosen = variant(*overrides)
-    setup = written(chosen, CPU).setup
+    program = written(chosen, CPU)
+    setup = program.casting + program.setup
     assert "import sdopt" not in setup.imports, setup
     call = {
         "prompt": ["a red apple", "a green tree"],
@@ -89,8 +90,8 @@ def test_code_and_options_do_the_same(
         if setup.around
         else ["pipe(**call)"]
     )
-    program = "\n".join([*setup.imports, *setup.lines, *called_by])
-    shown = seen(by_hand, lambda: exec(program, {"pipe": by_hand, "call": call}))
+    code = "\n".join([*setup.imports, *setup.lines, *called_by])
+    shown = seen(by_hand, lambda: exec(code, {"pipe": by_hand, "call": call}))
 
     by_option = deepcopy(untouched).to(
         dtype=chosen.optimizations["precision"].load_kwargs()["dtype"]

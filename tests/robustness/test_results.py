@@ -152,7 +152,7 @@ def test_sync_goes_on_after_an_error_of_one_result(
         finished.err
         == "sdopt: a: could not be logged (KeyError: 'what nobody foresaw')\n"
     )
-    assert finished.out == "b: logged as run\n"
+    assert finished.out.startswith("b: logged as run in sqlite:///")
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"exit_code": 2, "problems": "x"}'])

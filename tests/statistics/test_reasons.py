@@ -1,6 +1,7 @@
 """What each rule of the packaged gates says, in a sentence, when it fails and when it is undecided."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,19 +10,22 @@ from sdopt.contract import Contract
 from sdopt.gate.rulings import against, bounds_of, two_sided
 from sdopt.quality.metrics import FAMILIES
 from sdopt.record.comparisons import Interval
+from sdopt.record.files import read_result
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import SINCE, Judgement, Ruling, Verdict
 from sdopt.report.shown_rulings import limit_text, shown_ruling
 from sdopt.schema import Rule
 from sdopt.statistics.bounds import subtract
 from sdopt.statistics.measures import SPEEDUP, Ratio
-from sdopt.statistics.reasons import reasons_of
+from sdopt.statistics.reasons import reasons_of, worst_prompt
 from sdopt.statistics.ruling_sentences import family, sentence
 from sdopt.statistics.words import change_text
 from tests.gate.test_judge import variant
 from tests.records import recorded
 from tests.statistics import reasons_page
 from tests.statistics.reasons_page import ruled, rules
+
+ROOT = Path(__file__).parents[2]
 
 STATISTICS = re.compile(
     r"one-sided|bound|interval|straddl|non-inferior|p value|confidence|Holm|\["
@@ -316,3 +320,19 @@ def test_what_is_wrong_is_no_finding_while_it_is_undecided() -> None:
         ),
     ):
         assert sentence(Ruling("memory growth", "", verdict, why)) == said
+
+
+def test_the_worst_prompt_by_likeness_is_the_least_alike() -> None:
+    result = read_result(ROOT / "outputs/records/amd-epyc/quickstart")
+    edge = next(edge for edge in result.comparisons if edge.quality)
+    images = result.variant(edge.candidate).images
+    worst = images[-1]
+    alike = [0.9] * (1 + max(image.prompt_index for image in images))
+    alike[worst.prompt_index] = 0.1
+    edge.quality["ssim"] = Score(0.8, [*alike])
+    ruling = Ruling("at_least", "ssim", Verdict.FAIL, "", 0.8, 0.7, 0.9, 0.95)
+    judgement = Judgement(
+        *(edge.candidate, edge.reference, "all of it", Contract.LOSSY),
+        *(Verdict.FAIL, [ruling]),
+    )
+    assert worst_prompt(ruling, judgement, result) == worst.called
