@@ -1,12 +1,14 @@
 """The generated reference of groups, options and keys."""
 
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
 
 from runners import reference
 from runners.reference import PAGE, axis_of, class_of, key_rows, main, option_comment
-from sdopt.config.paths import CONF
+from sdopt.config.groups import default_options
+from sdopt.config.paths import CONF, read_yaml
 
 
 @pytest.mark.slow  # `.ci/run` checks the page itself
@@ -33,6 +35,20 @@ def test_every_option_and_every_key_is_explained() -> None:
         rows = list(key_rows(axis_of(path), cls)) if cls else []
         unexplained = [key for key, *_, meaning in rows if not meaning]
         assert not unexplained, f"add a docstring below {', '.join(unexplained)}"
+
+
+def test_the_defaults_that_it_shows_are_those_of_the_options_that_are_chosen() -> None:
+    """The page shows those of the types, and Hydra composes those of the files."""
+    for group, option in default_options().items():
+        path = CONF / group / f"{option}.yaml"
+        if group == "model" or not path.is_file():
+            continue
+        cls = class_of(group, path)
+        of_file = read_yaml(path)
+        for field in fields(cls) if cls else ():
+            value = of_file.get(field.name, field.default)
+            if field.default is not MISSING and not str(value).startswith("${"):
+                assert value == field.default, f"{group}.{field.name}"
 
 
 @pytest.mark.slow
