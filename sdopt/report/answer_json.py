@@ -18,7 +18,6 @@ from sdopt.record.verdicts import Verdict
 from sdopt.report.columns import values_of
 from sdopt.report.notes import caveats_of
 from sdopt.report.program import program_of, said_of_whole
-from sdopt.report.shown_rulings import shown_ruling
 from sdopt.report.tables import WorstPrompt, worst_prompts
 from sdopt.schema import WORK
 from sdopt.statistics.measures import Ratio
@@ -45,7 +44,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Reason:
-    """A rule of the gate that did not pass, and why. A change is the candidate's figure less the reference's."""
+    """A rule of the gate that did not pass, and why.
+
+    A change is turned so that more is better; where neither way is, it is the reference's figure less the candidate's.
+    """
 
     rule: str
     metric: str
@@ -220,7 +222,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
                 r.high,
                 r.margin,
             )
-            for r in map(shown_ruling, rulings)
+            for r in rulings
             if r.verdict is not Verdict.PASS
         ],
         row.command,

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,7 +16,6 @@ from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.blocks import Block, Fold, Notes, Prose, Table
 from sdopt.report.columns import word
 from sdopt.report.markdown import escaped, written
-from sdopt.report.shown_rulings import limit_text, shown_ruling
 from sdopt.report.tables import ranking
 from sdopt.statistics.measures import (
     RULED,
@@ -142,7 +141,7 @@ def _titled(summary: Summary, blocks: Sequence[Block]) -> str:
     rows = []
     for judgement in summary.result.judgements:
         for ruling in judgement.rulings:
-            rows.append(_ruling_cells(judgement, shown_ruling(ruling)))
+            rows.append(_ruling_cells(judgement, ruling))
     headings = (
         "variant",
         "rule",
@@ -152,12 +151,29 @@ def _titled(summary: Summary, blocks: Sequence[Block]) -> str:
         "limit",
         "reason",
     )
-    every: list[Block] = [Table(headings, rows), Notes(footing_of(summary.result))]
+    every: list[Block] = [
+        Table(headings, rows),
+        Notes([*footing_of(summary.result), _TURNED]),
+    ]
     title = (
         f"sdopt gate: {escaped(summary.result.name)} ({escaped(summary.result.gate)})"
     )
     whole = [*blocks, Fold(f"All {len(rows)} rules", every)]
     return f"## {title}\n\n{written(whole)}"
+
+
+_TURNED = (
+    "A change of a metric is turned so that more is better; that of brightness or contrast, of which neither way is "
+    "better, is the reference's figure less the variant's."
+)
+"""How figures of changes are recorded."""
+
+
+def _limit_text(ruling: Ruling) -> str:
+    """Returns the limit of a ruling, which a change either way has on both sides; "" without one."""
+    if ruling.rule == "equivalent" and ruling.margin is not None:
+        return f"±{abs(ruling.margin):.4g}"
+    return _figure(ruling.margin)
 
 
 def _ruling_cells(judgement: Judgement, ruling: Ruling) -> tuple[str, ...]:
@@ -170,7 +186,7 @@ def _ruling_cells(judgement: Judgement, ruling: Ruling) -> tuple[str, ...]:
         str(ruling.verdict),
         _figure(ruling.estimate),
         bounds,
-        limit_text(ruling),
+        _limit_text(ruling),
         ruling.text,
     )
 
@@ -270,9 +286,7 @@ def verdict_json(summary: Summary, against: str = "") -> bytes:
     drifts = []
     for judgement in result.judgements:
         decision = decision_of(judgement.verdict)
-        rulings = list(map(shown_ruling, judgement.rulings))
-        shown = replace(judgement, rulings=rulings)
-        judgements.append(asdict(shown) | {"gate": decision})
+        judgements.append(asdict(judgement) | {"gate": decision})
         drifts.append({"variant": judgement.candidate, "gate": str(decision)})
     content = {
         "study": result.name,
@@ -402,7 +416,7 @@ def _outcome(judgement: Judgement, undecided_passes: bool) -> str:
 def _figures_of(judgement: Judgement) -> list[str]:
     """Returns a line for what each rule that does not pass has found; what several share is told once, with all names."""
     rules: dict[tuple[str, str], list[str]] = {}
-    for ruling in map(shown_ruling, judgement.rulings):
+    for ruling in judgement.rulings:
         if ruling.verdict is Verdict.PASS:
             continue
         verdict = str(ruling.verdict)
