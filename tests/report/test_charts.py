@@ -144,8 +144,10 @@ def test_each_metric_is_a_view_and_same_images_lie_beyond_all_others(
     [(metric, spec)] = chart.views
     points = {row["name"]: row for row in rows(spec)}
     assert metric == "psnr (dB) ↑"
+    assert {point["label"] for point in points.values()} == {"1", "2", "3"}
     pictured = tradeoffs(summary_of(result), named=True)
     assert pictured is not None
+    assert all(row["label"] == row["name"] for row in rows(pictured.views[0][1]))
     assert "The dashed line joins" in str(pictured.views[0][1])
     assert "equal lies beyond the scale" in str(pictured.views[0][1])
     assert (
