@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
 
     from sdopt.config.tracking import tracking_of
     from sdopt.report.terminal import shown
-    from sdopt.search.record import FINAL, RECORD
+    from sdopt.search.record import RECORD
     from sdopt.tracking.finding import find_results
 
     folder, console = Path(arguments.result), terminal()
@@ -62,8 +62,8 @@ def main(argv: list[str]) -> int:
         _print_search(folder)
         if not has_judged(folder):
             return 0
-        folder = folder / FINAL
-    found = find_results(str(folder), tracking_of(arguments.overrides))
+    name = judged_in(arguments.result)
+    found = find_results(name, tracking_of(arguments.overrides))
     if found.sweep and found.studies:
         console.print(shown(found.sweep.blocks(arguments.all), console.width))
     if arguments.all or not found.sweep:  # else the table above has them

@@ -33,13 +33,7 @@ from sdopt.config.typed import typed
 from sdopt.errors import UsageError
 from sdopt.options.base import Optimization
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.record.choices import (
-    NONE,
-    as_choice,
-    as_override,
-    difference,
-    listed,
-)
+from sdopt.record.choices import NONE, as_choice, as_override, difference, listed
 from sdopt.schema import THRESHOLDS
 from sdopt.variant import Variant
 

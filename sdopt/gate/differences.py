@@ -75,7 +75,7 @@ def _changed(now: _Side, then: _Side) -> _Values:
     return changed
 
 
-def _changed_in_both(now: _Side, then: _Side) -> _Values:
+def changed_in_both(now: _Side, then: _Side) -> _Values:
     """Returns what differs, of what both sides have, by name."""
     changed: _Values = {}
     for name, value in now.items():
@@ -92,7 +92,7 @@ def _of_results(later: StudyResult, earlier: StudyResult) -> Iterator[Difference
         "device": (now.device.get("name"), then.device.get("name")),
         "cpu": (now.cpu.get("name"), then.cpu.get("name")),
         **_sizes_of_cards(now.device, then.device),
-        **_changed_in_both(_settings(now), _settings(then)),
+        **changed_in_both(_settings(now), _settings(then)),
         "baseline": (later.baseline, earlier.baseline),
         **_work(later, earlier, later.baseline_variant, earlier.baseline_variant),
         "quality.reference": (_reference_of(later), _reference_of(earlier)),
@@ -231,7 +231,7 @@ def _of_code(later: StudyResult, earlier: StudyResult) -> Iterator[Difference]:
     if minor != earlier_minor:
         yield _against("python", now.python, then.python), "versions"
     changed = changed_variables(now, then)
-    changed |= _changed_in_both(device_software(now), device_software(then))
+    changed |= changed_in_both(device_software(now), device_software(then))
     for name, values in changed.items():
         yield _against(name, *values), "versions"
     same_version = now.sdopt == then.sdopt
@@ -318,7 +318,7 @@ def _options(now: VariantResult, then: VariantResult) -> _Values:
     earlier = plain | then.config.flat() | without_folders(then.choices)
     options: _Values = {}
     # A key that only one side has comes from another version of sdopt; another option shows among the choices.
-    changed = _changed_in_both(later, earlier)
+    changed = changed_in_both(later, earlier)
     for key, values in _without_moves(changed, now.inputs, then.inputs).items():
         group, _, _ = key.partition(".")
         # The location of an option's class is sdopt's code, which is compared as such.
@@ -376,7 +376,7 @@ def in_both(
 def _contents(now: _Side, then: _Side) -> _Values:
     """Returns the contents that differ, of those of which both digests are known, with the first digits of both."""
     contents: _Values = {}
-    digests = _changed_in_both(now, then)
+    digests = changed_in_both(now, then)
     for name, (later, earlier) in digests.items():
         contents[f"contents of {name}"] = (later[:12], earlier[:12])
     return contents

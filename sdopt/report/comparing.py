@@ -2,7 +2,12 @@
 
 from collections.abc import Mapping
 
-from sdopt.gate.differences import changed_choices, device_software, differences
+from sdopt.gate.differences import (
+    changed_choices,
+    changed_in_both,
+    device_software,
+    differences,
+)
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.columns import word
@@ -82,9 +87,7 @@ def incomparable(first: StudyResult, second: StudyResult) -> list[str]:
     then = first.environment
     now = second.environment
     same_name = then.cpu.get("name") == now.cpu.get("name")
-    earlier_cpu = {**now.cpu, **then.cpu}
-    later_cpu = {**then.cpu, **now.cpu}
-    if same_name and earlier_cpu != later_cpu:
+    if same_name and changed_in_both(now.cpu, then.cpu):
         reasons.append(f"cpu: {now.cpu} against {then.cpu}")
     if then.platform != now.platform:
         reasons.append(f"platform: {now.platform} against {then.platform}")

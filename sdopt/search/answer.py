@@ -44,8 +44,7 @@ class _Gain:
 _GAINS = {
     "latency": _Gain("was {} faster", "was {}", "were faster", "fastest", "is faster"),
     "memory": _Gain(
-        *("took {}", "took {}"),
-        *("took less memory", "smallest", "takes less memory"),
+        "took {}", "took {}", "took less memory", "smallest", "takes less memory"
     ),
 }
 """By objective; that of images has no gain over the baseline."""

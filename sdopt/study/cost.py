@@ -115,23 +115,24 @@ def cost_of(
         fetched = base_of(model) if is_transformer(model) else model
         if fetched.weights == "hub":
             downloads[str(fetched.hub_id)] = download_bytes(fetched)
+    cost = StudyCost(
+        processes,
+        calls,
+        alone,
+        seconds=None,
+        memory_gib=None,
+        based_on="",
+        downloads=downloads,
+        starts=starts,
+        programs=count - 1,
+    )
     earlier = _earlier(result, records)
     if earlier is None:
         weights = _weights_gib(config.model)
         source = "no earlier run of this model and size on this device" + (
             "; memory is that of the weights alone" if weights else ""
         )
-        return StudyCost(
-            processes,
-            calls,
-            alone,
-            None,
-            weights,
-            source,
-            downloads,
-            starts,
-            count - 1,
-        )
+        return replace(cost, memory_gib=weights, based_on=source)
     earlier_study, folder = earlier
     baseline = earlier_study.baseline_variant
     # Each shape is called equally often.
@@ -147,19 +148,12 @@ def cost_of(
             [m.load_s for m in baseline.measurements if m.load_s is not None] or [0.0]
         )
     )
-    cost = StudyCost(
-        processes,
-        calls,
-        alone,
-        None,
-        peak_memory_gib(baseline),
-        f"from {folder}",
-        downloads,
-        starts,
-        count - 1,
+    return replace(
+        cost,
+        seconds=cost.time_s(protocol, one_call, load, begun_after_s),
+        memory_gib=peak_memory_gib(baseline),
+        based_on=f"from {folder}",
     )
-    seconds = cost.time_s(protocol, one_call, load, begun_after_s)
-    return replace(cost, seconds=seconds)
 
 
 def _earlier(result: StudyResult, records: Path) -> tuple[StudyResult, Path] | None:

@@ -3,7 +3,7 @@
 import getpass
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -370,14 +370,20 @@ def sweep_parameters(sweep: Sweep) -> dict[str, str]:
     return {name: ", ".join(each) for name, each in values.items()}
 
 
+def shared_tags(tags_of_runs: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Returns the tags that all runs have."""
+    shared = dict(tags_of_runs[0])
+    for tags in tags_of_runs:
+        shared = {name: tag for name, tag in shared.items() if tags.get(name) == tag}
+    return shared
+
+
 def sweep_tags(sweep: Sweep) -> dict[str, str]:
     """Returns the tags of a sweep's run: its answer, what all its studies have, and what they are of."""
     studies = list(sweep.studies.values())
-    tags = common_tags(studies[0], studies[0].config)
+    tags = shared_tags([common_tags(study, study.config) for study in studies])
     of_studies = sweep_parameters(sweep)
     for study in studies:
-        others = common_tags(study, study.config)
-        tags = {name: tag for name, tag in tags.items() if others.get(name) == tag}
         for name in study_parameters(study, study.config):
             tags[name] = of_studies[name]
     tags.pop(STUDY, None)

@@ -60,7 +60,9 @@ class Diagnosis:
         if self.interference is None or limit is None:
             return ""
         took = max(self.interference.waited, self.interference.stolen)
-        return f"other work took {100 * took:.0f} % of the processor" * (took > limit)
+        if took <= limit:
+            return ""
+        return f"other work took {100 * took:.0f} % of the processor"
 
 
 def observed_ceilings(device: Device) -> tuple[list[Ceiling], Interference | None]:

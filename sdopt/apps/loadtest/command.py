@@ -45,7 +45,12 @@ from sdopt.scratch import scratch_folder
 from sdopt.study.plan import require_same_task
 from sdopt.tracking import client
 from sdopt.tracking.client import NOTE, ROLE, TrackedRun
-from sdopt.tracking.contents import note_of, origin_tags, work_parameters
+from sdopt.tracking.contents import (
+    note_of,
+    origin_tags,
+    shared_tags,
+    work_parameters,
+)
 from sdopt.tracking.store import ask, require_store
 from sdopt.variant import Variant
 from sdopt.worker.forkserver import StartContext
@@ -348,7 +353,7 @@ def _log(
     windows = list(chain.from_iterable(row.windows for row in record.rows))
     tags = {
         **common,
-        **_shared_tags(record.rows),
+        **shared_tags([row.tags for row in record.rows]),
         **_disturbed_tags(record, windows),
         ROLE: "load test",
         "answer": answer,
@@ -416,14 +421,6 @@ def _row_run(
     }
     parameters = {"variant": row.variant, "policy": row.policy, "rate_per_s": f"{at:g}"}
     return TrackedRun(row.name, tags, parameters=parameters, metrics=metrics)
-
-
-def _shared_tags(rows: Sequence[LoadRow]) -> dict[str, str]:
-    """Returns the tags that all rows have."""
-    tags = dict(rows[0].tags)
-    for row in rows:
-        tags = {name: tag for name, tag in tags.items() if row.tags.get(name) == tag}
-    return tags
 
 
 def _disturbed_tags(record: LoadRecord, windows: Sequence[Window]) -> dict[str, str]:
