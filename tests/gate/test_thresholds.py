@@ -45,10 +45,9 @@ def study() -> StudyResult:
     ]
     result.judgements, result.gate, result.looks = [], "", []
     [edge] = [edge for edge in result.comparisons if edge.candidate == NAME]
-    edge.shapes[0].speedup, edge.shapes[0].floor = (
-        Interval(1.1, 1.08, 1.12, 0.95, 3, "process"),
-        1.005,
-    )
+    edge.shapes[0].speedup = Interval(1.1, 1.08, 1.12, 0.95, 3, "process")
+    for edge in result.comparisons:
+        edge.shapes[0].floor = 1.005
     return result
 
 
@@ -75,6 +74,15 @@ def said(result: StudyResult) -> set[str]:
     return found | {next(str(word) for word in words if str(word) in table)}
 
 
+def band(result: StudyResult) -> float:
+    """The right edge of the plot's shaded band."""
+    spec = forest(summary_of(result))
+    assert spec is not None
+    [shaded] = [layer for layer in spec["layer"] if layer["mark"]["type"] == "rect"]
+    edge: float = shaded["data"]["values"][0]["high"]
+    return edge
+
+
 def test_a_run_takes_it_without_a_gate(composer: Composers) -> None:
     job = composer(["precision=bf16", "protocol.smallest_speedup=0.2"])
     assert not job.current.gate.judges
@@ -89,12 +97,14 @@ def test_every_surface_follows_it(study: StudyResult) -> None:
     assert "1.10× faster" in summary_of(study).sentence
     reconfigure(study, "protocol", smallest_speedup=0.2)
     assert said(study) == {"too close to call"}
+    assert band(study) == 1.2
     summary = summary_of(study)
     assert "protocol.smallest_speedup" in summary.candidates[0].because
     assert any(
         "20 % (protocol.smallest_speedup)" in note for note in caveats_of(summary)
     )
-    reconfigure(study, "protocol", smallest_speedup=0.01)
+    reconfigure(study, "protocol", smallest_speedup=0.001)
+    assert band(study) == 1.005, "two identical baselines differed by more"
     study.comparisons[0].shapes[0].speedup = Interval(
         0.9, 0.88, 0.92, 0.95, 3, "process"
     )

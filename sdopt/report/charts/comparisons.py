@@ -84,17 +84,19 @@ def forest(summary: Summary, detailed: bool = False) -> Spec | None:
         columns += [("gate", "gate", 80)] if judged else []
     # Each shape, and each set of sessions, has a floor of its own, which decides the colours: no band fits several.
     floors = floor_range(result)
-    floor = floors[0] if floors and floors[0] == floors[1] and not several else None
+    band = None
+    if floors and floors[0] == floors[1] and not several:
+        band = max(floors[0], 1 + result.config.protocol.smallest_speedup)
     axis = ratio_axis(
         f"speed-up{unit_text(result.per_image)} over {shortened(result.baseline)}, log scale (right is faster)",
         [
             *_ends(data, "estimate", "low", "high"),
-            *((1 / floor, floor) if floor else ()),
+            *((1 / band, band) if band else ()),
         ],
         grid=False,
     )
     rows = Rows(data, columns)
-    layers = [*([_floor_band(floor)] if floor else []), *_speedups(rows, axis)]
+    layers = [*([_close_band(band)] if band else []), *_speedups(rows, axis)]
     return rows.spec(layers, f"Speed-ups over {result.baseline}, with intervals")
 
 
@@ -140,10 +142,10 @@ def _arrow(at: Row, several: bool) -> dict[str, Any]:
     }
 
 
-def _floor_band(floor: float) -> Spec:
-    """Returns the layer of a band: the range by which two identical baselines differed."""
-    band = {"low": 1 / floor, "high": floor, "floor": f"±{100 * (floor - 1):.1f} %"}
-    tooltip = encoding("floor:N", title="two identical baselines differed by")
+def _close_band(factor: float) -> Spec:
+    """Returns the layer of a band: speed-ups up to a factor, in either direction, are too close to call."""
+    band = {"low": 1 / factor, "high": factor, "range": f"±{100 * (factor - 1):.1f} %"}
+    tooltip = encoding("range:N", title="too close to call")
     look = {"color": GREY, "opacity": 0.22, "clip": True}
     return mark("rect", look, data=[band], x="low:Q", x2="high", tooltip=tooltip)
 

@@ -173,7 +173,10 @@ def _results(summary: Summary) -> Section:
     result = summary.result
     caption = "Each mark is a speed-up over the baseline, with its interval where there is one."
     if floor_range(result) is not None:
-        caption += " A shaded band is the difference between two identical baselines."
+        caption += (
+            " What lies in a shaded band is too close to call: two identical baselines differed by as much, "
+            "or protocol.smallest_speedup is as large."
+        )
     blocks = _comparisons(summary, forest, caption)
     blocks += [table] if (table := shapes_table(summary)) else []
     if (table := quality_table(summary)) is not None:
