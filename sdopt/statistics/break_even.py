@@ -131,7 +131,7 @@ def break_even_text(level: BreakEven) -> str:
     if level.within_floor:
         return "and its times differ by no more than those of two identical baselines"
     if level.is_open:
-        return "and whether it is faster, so that this is ever repaid, is not known"
+        return "and it is not known whether this is ever repaid"
     if level.images is None:
         return "never repaid: it is no faster"
     return f"repaid after {images_text(level, ' images')}"
