@@ -130,6 +130,8 @@ def _effort(result: StudyResult, expected: "StudyCost") -> Iterator[str]:
         limit_s = result.config.protocol.budget_s
         if limit_s and limit_s < expected.seconds:
             time = f"protocol.budget_s={limit_s:g}, and all of it would take {time}"
+        if expected.compiling:
+            time += f", without compiling ({expected.compiling} of {len(result.variants)} variants)"
     if expected.memory_gib is not None:
         memory = f"about {gib_text(expected.memory_gib)} per process"
     yield f"calls of the pipeline: about {expected.calls}, by {expected.processes} processes"

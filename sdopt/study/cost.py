@@ -54,6 +54,8 @@ class StudyCost:
     """Starts of processes, in times of one alone."""
     programs: int = 0
     """Programs that reports hand out."""
+    compiling: int = 0
+    """Variants that compile, which `seconds` does not have: nothing tells how long before the first of them did."""
 
     def time_s(
         self, protocol: Protocol, call_s: float, load_s: float, begun_after_s: float
@@ -125,6 +127,7 @@ def cost_of(
         downloads=downloads,
         starts=starts,
         programs=count - 1,
+        compiling=sum(map(_compiles, variants)),
     )
     earlier = _earlier(result, records)
     if earlier is None:
@@ -201,6 +204,10 @@ def _work(result: StudyResult) -> tuple[object, ...]:
         config.hardware.threads,
         baseline.choices,
     )
+
+
+def _compiles(variant: Variant) -> bool:
+    return any(option.compiles for option in variant.optimizations.values())
 
 
 def _times_as_much(variants: Sequence[Variant]) -> float:

@@ -194,9 +194,7 @@ class TestTerminal:
         )
         said = " ".join(printed(result, 100).split())
         assert "differed by 2.0 to 8.0 %, by the sessions of a comparison;" in said
-        assert "rect" not in str(forest(summary)), (
-            "no band fits both"
-        )
+        assert "rect" not in str(forest(summary)), "no band fits both"
         assert study_tags(summary)["sdopt.floor"] == "1.0200 to 1.0800"
 
 

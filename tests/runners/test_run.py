@@ -288,7 +288,13 @@ class TestDryRun:
         assert (ends["baseline"], ends["precision=fp16"]) == ("no", "yes")
         assert "baseline: no: does not fit in the memory of the card" in finished.shown
         assert "time: unknown" in finished.shown
-        too_large.add("precision=fp16")
+        too_large.clear()
+        compiling = sdopt(
+            tmp_path,
+            *("run", *SMOKE, "dry_run=true", "compiler=inductor", "hardware=t4"),
+        )
+        assert "without compiling (1 of 3 variants)" in compiling.shown
+        too_large |= {"baseline", "precision=fp16"}
         planned = sdopt(
             tmp_path, *("run", *SMOKE, "dry_run=true", "precision=fp16", "hardware=t4")
         )

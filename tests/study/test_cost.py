@@ -113,9 +113,11 @@ def test_a_budget_is_said_before_what_all_of_it_would_take(
     earlier(tmp_path)
     plan, result, _ = fake_study(budget_s=budget_s)
     expected = cost_of([*plan.variants, plan.baseline], result, tmp_path, SHARING)
+    assert expected.compiling == 0
     console = Console(record=True, width=200)
-    show_plan(result, expected, console)
+    show_plan(result, replace(expected, compiling=2), console)
     text = console.export_text()
+    assert "without compiling (2 of 3 variants)" in text
     assert (
         "time: protocol.budget_s=9, and all of it would take about" in text
     ) is limited
