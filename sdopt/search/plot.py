@@ -6,7 +6,7 @@ from typing import Any
 
 from sdopt.report.blocks import Cell, Chart
 from sdopt.report.charts.labels import MOST_NAMES, named_layers
-from sdopt.report.charts.parts import built, kinds, ratio_axis
+from sdopt.report.charts.parts import built, facts, kinds, ratio_axis
 from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.vega import encoding, layered, mark
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, MUTED, VERMILION
@@ -27,6 +27,9 @@ _KINDS: dict[str, tuple[str, str]] = {
 
 _HEIGHT, _PADDING = 420, 20
 
+_ALL_LABELLED = 30
+"""Up to how many points all bear a label; of more, the first dozen do. The table has all, and a page's tooltips."""
+
 
 def search_chart(record: SearchRecord) -> Chart | None:
     """Returns the plot of a page: points bear numbers, which the legend explains; None if there are none."""
@@ -34,7 +37,7 @@ def search_chart(record: SearchRecord) -> Chart | None:
     if not points:
         return None
     legend = []
-    for point in points:
+    for point in _labelled(points):
         point["label"] = str(point["number"])
         legend.append((point["number"], point["name"], Cell(point["kind"])))
     return Chart([("", _spec(record, points, named=False))], legend=legend)
@@ -46,9 +49,14 @@ def search_plot(record: SearchRecord) -> Spec | None:
     if not points:
         return None
     label = "name" if len(points) <= MOST_NAMES else "number"
-    for point in points:
+    for point in _labelled(points):
         point["label"] = str(point[label])
     return _spec(record, points, named=True)
+
+
+def _labelled(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the points that bear a label: all, or the judged and the fastest ones of many."""
+    return points if len(points) <= _ALL_LABELLED else points[:MOST_NAMES]
 
 
 def _points(record: SearchRecord) -> list[dict[str, Any]]:
@@ -82,6 +90,9 @@ def _points(record: SearchRecord) -> list[dict[str, Any]]:
     points.sort(key=_rank)
     for number, point in enumerate(points, 1):
         point["number"] = number
+        point["label"] = ""
+        point["figure"] = f"{point['speed']:.2f}×"
+        point["aria_text"] = f"{point['name']}: {point['figure']}, {point['kind']}"
     return points
 
 
@@ -142,10 +153,11 @@ def _spec(record: SearchRecord, points: list[dict[str, Any]], named: bool) -> Sp
     low = encoding("low:Q", **axis)
     joined = {"color": GREEN, "interpolate": "step-after", "opacity": 0.6}
     dot = {"filled": True, "size": 90, "opacity": 0.9}
+    tooltip = facts({"name": "options", "figure": "speed-up", "kind": "outcome"})
     layers = [
         mark("rule", bounds, where=["isValid(datum.low)"], x=x, y=low, y2="high"),
         mark("line", joined, where=["datum.front"], x=x, y=y),
-        mark("point", dot, x=x, y=y, **kinds("kind", looks)),
+        mark("point", dot, x=x, y=y, **kinds("kind", looks), **tooltip),
         *labels,
     ]
     heading = record.header or [record.name]

@@ -318,8 +318,8 @@ def _text(written: Callable[[float], str], figure: float | None) -> str:
 
 
 def _outcome_cell(entry: SearchEntry) -> Cell:
-    front = ", on the front" if entry.on_front else ""
-    return Cell(f"{entry.fate}{front}", tone=_TONES.get(entry.fate))
+    front = "on the front" if entry.on_front else ""
+    return Cell(str(entry.fate), front, tone=_TONES.get(entry.fate))
 
 
 def _speedup_cell(entry: SearchEntry) -> Cell:

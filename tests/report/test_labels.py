@@ -67,7 +67,7 @@ def record(count: int) -> SearchRecord:
     )
 
 
-@pytest.mark.parametrize("count", [3, 30])
+@pytest.mark.parametrize("count", [3, 29])
 def test_every_point_of_a_search_has_a_name(count: int) -> None:
     searched = record(count)
     text = str(search_plot(searched))
@@ -82,3 +82,18 @@ def test_every_point_of_a_search_has_a_name(count: int) -> None:
     data = search_plot(searched)
     assert data is not None
     assert all(point["label"] for point in data["data"]["values"])
+
+
+def test_of_many_points_the_fastest_have_a_label_and_all_have_a_tooltip() -> None:
+    searched = record(70)
+    chart = search_chart(searched)
+    assert chart is not None
+    names = [name for _, name, _ in chart.legend]
+    assert len(names) == MOST_NAMES
+    assert names[0] == "baseline", "which needs no judgement"
+    assert names[1:] == [f"option {number}" for number in range(69, 58, -1)]
+    data = search_plot(searched)
+    assert data is not None
+    assert sum(bool(point["label"]) for point in data["data"]["values"]) == MOST_NAMES
+    assert str(data).count("'field': 'aria_text'") == 1
+    assert data["height"] <= 430

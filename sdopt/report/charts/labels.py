@@ -35,7 +35,8 @@ def named_layers(
     """Returns the layers of the labels of points, with a key where that is needed, and the height of the chart.
 
     Args:
-        points: the data, each with a `label`, whose place is added: `dx`, `dy` and `side`, and whether it is `far`.
+        points: the data, each with a `label` (or "" for none), whose place is added: `dx`, `dy` and `side`, and whether
+            it is `far`.
         along: where they lie from left to right, in the linear units of the axis.
         across: where they lie from bottom to top, likewise.
         axes: the encodings of both.
@@ -44,10 +45,11 @@ def named_layers(
         named: whether it is a picture, where names stand beside points or in a key.
     """
     has_key = named and len(points) > MOST_NAMES
+    labelled = [point for point in points if point["label"]]
     width = _WIDTH
     if has_key:
         width = _WIDTH_WITH_KEY
-        height = max(height, _KEY_ROW * len(points))
+        height = max(height, _KEY_ROW * len(labelled))
     elif named:
         width = _PICTURE_WIDTH
     left = _positions(along, padding, width - padding)
@@ -61,7 +63,7 @@ def named_layers(
         point["far"] = math.hypot(dx, dy) > 1.5 * _NEAR
     layers = _label_layers(*axes)
     if has_key:
-        layers.append(_key_layer(points))
+        layers.append(_key_layer(labelled))
     return layers, height
 
 
@@ -74,7 +76,7 @@ _MARK = 8.0
 _NEAR = 13.0
 """Distance of a label from the middle of its point."""
 
-_KEY_LENGTH = 44
+_KEY_LENGTH = 80
 """Letters of a name in the key."""
 
 
