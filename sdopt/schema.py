@@ -471,28 +471,106 @@ class Quality(Configured):
 
 
 @dataclass(frozen=True)
-class Rule(Configured):
-    """One line of a gate.
+class RuleTest:
+    """A way in which a rule of a gate compares a figure with a limit; `gate/rulings.py` has a function for each.
 
-    Tests: `non_inferior` (the difference to the reference is not worse than the margin), `equivalent` (the difference
-    is within the margin on both sides), `at_least` and `at_most` (the value is not below, or not above, `limit`),
-    `within` (the value is between `low` and `high`), `exact` (the value is zero for every prompt), `rarely` (at most
-    `share` of the prompts have a value above `limit`; a mean hides a few bad images), `every` (no prompt has a value
-    above `limit`).
+    Attributes:
+        passes: when it passes, in words.
+        figure: what it compares: the `value` of a metric, its `change` from the reference's, or, of single prompts,
+            whether they are `zero`, the `worst` one, or the `share` of those beyond the limit.
+        side: on which side of the limit the figure is to be; in a change more is better.
+        takes: the keys of a rule of which it needs one.
+        needs: keys that it needs besides.
+        reads: further keys that it reads.
+        of_ratios: whether it tests speed and memory, too.
     """
+
+    passes: str
+    figure: Literal["value", "change", "zero", "worst", "share"]
+    side: Literal["least", "most", "both"]
+    takes: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    of_ratios: bool = False
+
+    @property
+    def by_prompt(self) -> bool:
+        """Whether it needs a value for each prompt."""
+        return self.figure in ("zero", "worst", "share")
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether bounds decide, which take some prompts; the others pass or fail by a single one."""
+        return self.figure not in ("zero", "worst")
+
+
+_MARGINS = ("margin", "deviations")
+
+_LIMITS = ("limit", "limits", "of_seeds")
+
+TESTS = {
+    "non_inferior": RuleTest(
+        "the difference to the reference is not worse than the margin",
+        "change",
+        "least",
+        takes=_MARGINS,
+        reads=("least",),
+    ),
+    "equivalent": RuleTest(
+        "the difference is within the margin on both sides",
+        "change",
+        "both",
+        takes=_MARGINS,
+        reads=("least",),
+    ),
+    "at_least": RuleTest(
+        "the value is not below the limit",
+        "value",
+        "least",
+        takes=_LIMITS,
+        of_ratios=True,
+    ),
+    "at_most": RuleTest(
+        "the value is not above the limit",
+        "value",
+        "most",
+        takes=_LIMITS,
+        reads=("of_floor", "least"),
+        of_ratios=True,
+    ),
+    "within": RuleTest(
+        "the value lies between two numbers",
+        "value",
+        "both",
+        needs=("low", "high"),
+    ),
+    "exact": RuleTest("the value is zero for every prompt", "zero", "both"),
+    "rarely": RuleTest(
+        "at most a share of the prompts exceeds the limit: a mean hides a few bad images",
+        "share",
+        "most",
+        takes=_LIMITS,
+        needs=("share",),
+        reads=("least",),
+    ),
+    "every": RuleTest(
+        "no prompt exceeds the limit",
+        "worst",
+        "most",
+        takes=_LIMITS,
+        reads=("of_floor", "least"),
+    ),
+}
+"""The tests of rules, by name."""
+
+
+@dataclass(frozen=True)
+class Rule(Configured):
+    """One line of a gate: a metric, one of `TESTS`, and what that takes."""
 
     metric: str = ""
     """Name of the metric, without the name of its feature extractor; the run's own extractor is used."""
-    test: Literal[
-        "non_inferior",
-        "equivalent",
-        "at_least",
-        "at_most",
-        "within",
-        "exact",
-        "rarely",
-        "every",
-    ] = "non_inferior"
+    test: Annotated[str, OneOf(TESTS)] = "non_inferior"
     margin: Amount | None = None
     """Allowed difference, in the metric's unit."""
     deviations: Amount | None = None
@@ -517,6 +595,11 @@ class Rule(Configured):
     """One-sided confidence level; null tests the estimate itself, as benchmarks with published windows do."""
     optional: bool = False
     """Whether the rule is left out, and that said, where none of the chosen features can measure its metric."""
+
+    @property
+    def how(self) -> RuleTest:
+        """The test."""
+        return TESTS[self.test]
 
 
 @dataclass(frozen=True)

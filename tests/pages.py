@@ -2,8 +2,8 @@
 
 A block begins with `<!-- sdopt:table FOLDER -->` and ends with `<!-- sdopt:end -->`; FOLDER holds a record and is
 relative to the page. What stands between the marks is replaced. Other kinds are `sdopt:answer`, `sdopt:plot`,
-`sdopt:tradeoff`, `sdopt:load` for a load test, and `sdopt:fits` for what was counted of cards. A folder that is not
-there yet is said to be not measured.
+`sdopt:tradeoff`, `sdopt:load` for a load test, `sdopt:fits` for what was counted of cards, and `sdopt:tests` for the
+tests of gates, of no record. A folder that is not there yet is said to be not measured.
 """
 
 import argparse
@@ -16,8 +16,9 @@ from sdopt.apps.loadtest.record import LoadRecord, page_table
 from sdopt.record.files import read_result
 from sdopt.report.blocks import Notes
 from sdopt.report.header import header_of
-from sdopt.report.markdown import escaped, written
+from sdopt.report.markdown import escaped, markdown, written
 from sdopt.report.tables import ranking
+from sdopt.schema import TESTS
 from sdopt.statistics.summary import summary_of
 from sdopt.statistics.words import has_intervals, intervals_text, sampling_text
 from tests.apps.foresight import fits
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md",
     "sdopt/STUDIES.md",
+    "sdopt/gate/README.md",
     "sdopt/apps/serving/README.md",
     "sdopt/apps/foresight/README.md",
 )
@@ -77,6 +79,17 @@ def _fits(folder: Path) -> str:
     return written([fits.table(fits.read(folder / fits.COUNTED.name))])
 
 
+def _tests(_folder: Path) -> str:
+    """Returns the tests of a gate's rules, and what each takes."""
+    rows = []
+    for name, test in TESTS.items():
+        keys = [f"`{key}`" for key in test.needs]
+        if test.takes:
+            keys.append(f"one of {', '.join(f'`{key}`' for key in test.takes)}")
+        rows.append((f"`{name}`", test.passes, " and ".join(keys)))
+    return markdown(("`test`", "passes if", "takes"), rows)
+
+
 KINDS: dict[str, Callable[[Path], str]] = {
     "table": table,
     "answer": _answer,
@@ -84,6 +97,7 @@ KINDS: dict[str, Callable[[Path], str]] = {
     "tradeoff": _tradeoff,
     "load": _load,
     "fits": _fits,
+    "tests": _tests,
 }
 
 

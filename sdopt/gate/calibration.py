@@ -274,7 +274,7 @@ def remarks_on_calibration(
 
 
 def _needs_bounds(rule: Rule) -> bool:
-    return bool(rule.confidence) and rule.test not in ("exact", "every")
+    return bool(rule.confidence) and rule.how.has_bounds
 
 
 def _needs_calibration(rule: Rule) -> bool:

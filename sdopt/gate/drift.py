@@ -77,7 +77,7 @@ def judge_drift(
         # No moment: CI follows a variant by these names.
         reference = reference or f"{name} of the earlier result"
         comparison = Comparison(name, reference, SINCE)
-        return judgement(comparison, contract, rulings, gate, note)
+        return judgement(comparison, contract, rulings, note)
 
     judgements = []
     for name in common:

@@ -31,11 +31,11 @@ from sdopt.gate.looks import look_at, record_look, ruling_of
 from sdopt.gate.paying import Claim, answer_claims, must_pay
 from sdopt.gate.rule_checks import applicable
 from sdopt.gate.rule_context import RuleContext
-from sdopt.gate.rulings import unjudged, worst
+from sdopt.gate.rulings import unjudged
 from sdopt.gate.trust import trust_rulings
 from sdopt.record.comparisons import Comparison
 from sdopt.record.records import Status, StudyResult
-from sdopt.record.verdicts import Judgement, Look, Ruling, Verdict
+from sdopt.record.verdicts import Judgement, Look, Ruling, Verdict, worst
 from sdopt.schema import Gate
 from sdopt.statistics.changes import changes_of
 from sdopt.statistics.giving_up import at_least_slower
@@ -95,7 +95,7 @@ def _judged(
             rulings += repeated_prompts(context.candidate, context.reference)
         rulings += ruling_of(look)
     note = "; ".join(_notes(result, context))
-    judged = judgement(comparison, context.contract, rulings, gate, note)
+    judged = judgement(comparison, context.contract, rulings, note)
     for claim in claims:
         if claim.p_gain is not None:
             judged.claims[claim.name] = claim.p_gain
@@ -269,25 +269,16 @@ def judgement(
     comparison: Comparison,
     contract: Contract,
     rulings: list[Ruling],
-    gate: Gate,
     note: str = "",
 ) -> Judgement:
     """Returns the judgement of a comparison: the worst of the rulings counts."""
-    verdict = worst([ruling.verdict for ruling in rulings])
-    if gate.undecided_passes and verdict is Verdict.NOT_COMPARABLE:
-        note = "; ".join(filter(None, [note, _NOT_UNDECIDED]))
+    verdict = worst(ruling.verdict for ruling in rulings)
     return Judgement(
         comparison.candidate,
         comparison.reference,
         comparison.credit,
         contract,
-        verdict,
+        verdict or Verdict.NOT_COMPARABLE,
         rulings,
         note,
     )
-
-
-_NOT_UNDECIDED = (
-    "gate.undecided_passes lets pass what the measurements leave open, "
-    "and not what could not be judged"
-)

@@ -19,20 +19,25 @@ from sdopt.quality.metrics import (
     family_of,
     measured_metrics,
 )
-from sdopt.schema import Gate, Model, Quality, Rule
+from sdopt.schema import TESTS, Gate, Model, Quality, Rule
 from sdopt.statistics.measures import FIRST_IMAGE, RULED, is_of_images
 
 if TYPE_CHECKING:
     from sdopt.study.designs import Plan
 
-_THRESHOLDS = {
-    **dict.fromkeys(("non_inferior", "equivalent"), ("margin", "deviations")),
-    **dict.fromkeys(
-        ("at_least", "at_most", "rarely", "every"),
-        ("limit", "limits", "of_seeds"),
-    ),
-}
-"""The keys of which each test takes exactly one."""
+_KEYS = (
+    "margin",
+    "deviations",
+    "limit",
+    "limits",
+    "of_seeds",
+    "of_floor",
+    "share",
+    "low",
+    "high",
+    "least",
+)
+"""The keys of a rule that tests read."""
 
 _EXAMPLES = {"clip": "clip:openai/clip-vit-base-patch32"}
 """An example of `quality.features` for each kind whose own name does not suffice."""
@@ -59,27 +64,15 @@ def require_rules(gate: Gate) -> None:
 def _problems_of_ratio(rule: Rule) -> Iterator[str]:
     """Yields why a rule on a measure of speed or memory cannot be judged; it is compared with `limit` alone."""
     unit = "a ratio to the reference"
-    tests = ["at_least", "at_most"]
+    tests = [name for name, test in TESTS.items() if test.of_ratios]
     if rule.metric == FIRST_IMAGE:
         unit = "in seconds"
         tests = ["at_most"]
     advice = f"{rule.metric} is {unit}; test it with {' or '.join(tests)}, and give the rule a limit"
+    unused = [key for key in _set_keys(rule) if key != "limit"]
     if rule.test not in tests:
         yield f".metric={rule.metric}: test={rule.test}: {advice}"
-        return
-    unused = _set_keys(
-        rule,
-        "margin",
-        "deviations",
-        "limits",
-        "of_seeds",
-        "of_floor",
-        "share",
-        "low",
-        "high",
-        "least",
-    )
-    if unused:
+    elif unused:
         yield f".metric={rule.metric}: {advice}, and no {', '.join(unused)}"
     elif rule.limit is None:
         yield f".metric={rule.metric}: {advice}"
@@ -95,65 +88,46 @@ def _problems_of_metric(rule: Rule) -> Iterator[str]:
     except UsageError as error:
         for problem in error.problems:
             yield f".metric={problem}, {', '.join((*RULED, FIRST_IMAGE))}"
-    needed = _THRESHOLDS.get(rule.test, ())
-    thresholds = _set_keys(rule, "margin", "deviations", "limit", "limits", "of_seeds")
-    if needed and (len(thresholds) != 1 or thresholds[0] not in needed):
-        yield f": test={rule.test} takes one of {', '.join(needed)}"
+    yield from _problems_of_keys(rule)
     if rule.limits and rule.limits.keys() != UNIT_ROUNDOFF.keys():
         yield f".limits: must have one limit for each of {', '.join(UNIT_ROUNDOFF)}"
-    yield from _problems_of_window(rule, thresholds)
-    if (rule.test == "rarely") != (rule.share is not None):
-        yield ": test=rarely needs a share, and no other test takes one"
-    if rule.of_floor is not None and rule.test not in ("every", "at_most"):
-        yield ": of_floor can only be used with test=every or test=at_most"
-    relative = _set_keys(rule, "of_seeds", "deviations", "of_floor")
-    if rule.least and (rule.test == "at_least" or not relative):
-        yield ": least can only be used with of_seeds, deviations or of_floor, and not with test=at_least"
+    if rule.low is not None and rule.high is not None and rule.low >= rule.high:
+        yield f".low={rule.low:g}: must be below high={rule.high:g}"
 
 
-def _problems_of_window(rule: Rule, thresholds: Sequence[str]) -> Iterator[str]:
-    """Yields why the ends of a window, or other thresholds that are set, would have no effect, or let nothing pass."""
-    if rule.test == "within":
-        yield from _problems_of_ends(rule)
-    else:
-        yield from _taken_by_others(rule, _set_keys(rule, "low", "high"))
-    if rule.test not in _THRESHOLDS:
-        yield from _taken_by_others(rule, thresholds)
+def _problems_of_keys(rule: Rule) -> Iterator[str]:
+    """Yields which keys a rule lacks for its test, and which ones that would not read."""
+    test = rule.how
+    keys = _set_keys(rule)
+    if test.takes and len(set(test.takes).intersection(keys)) != 1:
+        yield f": test={rule.test} takes one of {', '.join(test.takes)}"
+    lacking = [key for key in test.needs if key not in keys]
+    if lacking:
+        yield f": test={rule.test} needs {' and '.join(lacking)}"
+    unread = set(keys).difference(test.takes, test.needs, test.reads)
+    if unread:
+        yield f": test={rule.test} takes no {' and no '.join(sorted(unread))}"
+    elif rule.least and not {"of_seeds", "deviations", "of_floor"}.intersection(keys):
+        yield ": least can only be used with of_seeds, deviations or of_floor"
 
 
-def _problems_of_ends(rule: Rule) -> Iterator[str]:
-    """Yields why no value could lie between the ends of a window."""
-    low = rule.low
-    high = rule.high
-    if low is None or high is None:
-        yield ": test=within needs low and high"
-    elif low >= high:
-        yield f".low={low:g}: must be below high={high:g}"
-
-
-def _taken_by_others(rule: Rule, keys: Sequence[str]) -> Iterator[str]:
-    """Yields the keys that a rule sets, and only other tests read."""
-    if keys:
-        named = " and no ".join(keys)
-        yield f": test={rule.test} takes no {named}"
-
-
-def _set_keys(rule: Rule, *keys: str) -> list[str]:
-    """Returns those of some keys of a rule that it sets."""
-    return [key for key in keys if getattr(rule, key) != getattr(Rule(), key)]
+def _set_keys(rule: Rule) -> list[str]:
+    """Returns the keys that a rule sets for its test."""
+    return [key for key in _KEYS if getattr(rule, key) != getattr(Rule(), key)]
 
 
 def _unfit(rule: Rule, family: MetricFamily) -> str:
     """Returns why a rule's test cannot judge its metric, and what can; "" if it can."""
-    test = rule.test
-    if test in ("non_inferior", "equivalent") and family.needs_pair:
+    test = rule.how
+    if test.figure == "change" and family.needs_pair:
         fitting = "at_least" if family.higher_is_better else "at_most"
         return f"the metric compares pairs of images itself; test it with {fitting}"
-    if test == "non_inferior" and family.higher_is_better is None:
+    one_way = test.figure == "change" and test.side == "least"
+    if one_way and family.higher_is_better is None:
         return "neither more nor less of the metric is better; test it with equivalent"
-    if test in ("rarely", "every") and family.higher_is_better:
+    if test.figure in ("share", "worst") and family.higher_is_better:
         return "the test counts prompts that exceed a limit, and more of this metric is better; test it with at_least"
-    if test in ("exact", "rarely", "every") and family.least > 1:
+    if test.by_prompt and family.least > 1:
         return "the metric of all images has no value per prompt; test it with at_least, at_most or within"
     return _without_interval(rule, family)
 

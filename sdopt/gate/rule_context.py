@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sdopt.contract import Contract, weakest
 from sdopt.gate.calibration import FROM_FOLDERS, Fit, how_to_calibrate
@@ -10,15 +10,11 @@ from sdopt.gate.comparability import comparable
 from sdopt.gate.rulings import (
     UnjudgedError,
     against,
-    bounds_of,
-    every,
-    exact,
     find_scores,
     percent,
     precision_of,
-    rarely,
     require_finite,
-    two_sided,
+    ruled,
     unjudged,
 )
 from sdopt.quality.metrics import family_of
@@ -126,7 +122,7 @@ class RuleContext:
           `gate.spare_memory` (`_performance`);
         - of images, it may be one for each number type of the reference (`limits`), or a share of the calibrated
           spread (`of_seeds`, `deviations`): of the file `gate.calibration`, or that which sdopt ships for the model
-          (`_threshold`). `of_floor` lowers it to a multiple of what rounding alone changes (`_tied`).
+          (`_limit`). `of_floor` lowers it to a multiple of what rounding alone changes (`_tied`).
         """
         try:
             if rule.metric in RULED:
@@ -157,7 +153,7 @@ class RuleContext:
             raise UnjudgedError(name, f"{rule.metric} was not measured")
         bounds = _bounds_of_ratio(log_ratio, rule.confidence)
         limit = self._tolerant_limit(rule, measure)
-        ruling = against(rule, name, bounds, limit, rule.test == "at_least")
+        ruling = against(rule, name, bounds, limit, rule.how.side == "least")
         floor = self.floor(rule.metric)
         within_floor = floor is None or not exceeds(bounds.estimate, floor)
         if ruling.verdict is Verdict.FAIL and within_floor:
@@ -174,7 +170,7 @@ class RuleContext:
         limit = rule.limit
         assert limit is not None
         smallest, _ = smallest_change(measure, self.protocol, self.reference)
-        at_least = rule.test == "at_least"
+        at_least = rule.how.side == "least"
         if at_least and measure.higher_is_better and limit <= 1:
             return min(limit, 1 / smallest)
         if at_least or measure.higher_is_better or limit < 1:
@@ -225,22 +221,18 @@ class RuleContext:
             score = self.paired.get(rule.metric)
             errors = score.per_prompt if score else []
             return bool(errors) and all(error == 0 for error in errors)
-        is_change = rule.test in ("non_inferior", "equivalent")
+        is_change = rule.how.figure == "change"
         return is_change or family_of(rule.metric).needs_pair
 
     def _of_images(self, rule: Rule) -> Ruling:
         """Applies a rule on a quality metric; with too few images for that metric, the rule stays unjudged."""
         name, score = self._score(rule.metric)
-        if rule.test in ("non_inferior", "equivalent"):
-            return self._difference(rule, name, score)
-        if rule.test == "exact":
-            return exact(rule, name, score)
-        if rule.test == "within":
-            assert rule.low is not None
-            assert rule.high is not None
-            bounds = bounds_of(score, rule.confidence)
-            return two_sided(rule, name, bounds, rule.low, rule.high)
-        return self._against_limit(rule, name, score)
+        if rule.how.figure == "change":
+            score = self._difference(name, score)
+        limit = self._limit(rule, name) if rule.how.takes else 0.0
+        if rule.of_floor is not None:
+            limit = self._tied(rule, name, limit, rule.of_floor)
+        return ruled(rule, name, score, limit)
 
     def _score(self, metric: str) -> tuple[str, Score]:
         """Returns the score that a rule means, with its name. Raises UnjudgedError."""
@@ -264,27 +256,6 @@ class RuleContext:
             ruling.doubt = f"{apart}: what a format loses counts as a difference"
         return ruling
 
-    def _against_limit(self, rule: Rule, name: str, score: Score) -> Ruling:
-        """Tests a value against its limit: that for the reference's number type, or that of `_threshold`."""
-        number_type = precision_of(self.reference)
-        if rule.limits and number_type:
-            rule = replace(rule, limit=rule.limits[number_type])
-        limit = self._threshold(
-            rule,
-            name,
-            rule.limit,
-            rule.of_seeds,
-            lambda spread: spread.mean,
-        )
-        if rule.of_floor is not None:
-            limit = self._tied(rule, name, limit, rule.of_floor)
-        if rule.test == "every":
-            return every(rule, name, score, limit)
-        if rule.test == "rarely":
-            return rarely(rule, name, score, limit)
-        bounds = bounds_of(score, rule.confidence)
-        return against(rule, name, bounds, limit, rule.test == "at_least")
-
     def _tied(self, rule: Rule, name: str, limit: float, times: float) -> float:
         """Lowers a limit to `times` the numerical floor (the baseline computed in another order)."""
         precision = self.candidate.choices.get("precision")
@@ -302,8 +273,8 @@ class RuleContext:
             )
         return min(limit, max(times * floor.mean, rule.least))
 
-    def _difference(self, rule: Rule, name: str, score: Score) -> Ruling:
-        """Applies a rule to candidate − reference, signed so that more is better."""
+    def _difference(self, name: str, score: Score) -> Score:
+        """Returns candidate − reference, signed so that more is better. Raises UnjudgedError."""
         reference = self.reference.quality.get(name)
         if reference is None:
             raise UnjudgedError(name, f"the reference has no {name}")
@@ -314,45 +285,35 @@ class RuleContext:
                 f"{name} was measured on different prompts for candidate and reference"
             )
             raise UnjudgedError(name, reason)
-        margin = self._threshold(
-            rule,
-            name,
-            rule.margin,
-            rule.deviations,
-            lambda spread: spread.deviation,
-        )
         better = 1.0 if family_of(name).higher_is_better else -1.0
-        bounds = bounds_of(subtract(score, reference, better), rule.confidence)
-        if rule.test == "equivalent":
-            return two_sided(rule, name, bounds, -margin, margin)
-        return against(rule, name, bounds, -margin, at_least=True)
+        return subtract(score, reference, better)
 
-    def _threshold(
-        self,
-        rule: Rule,
-        name: str,
-        limit: float | None,
-        share: float | None,
-        whole: Callable[[Spread], float],
-    ) -> float:
-        """Returns the rule's own limit or margin, or a share of the calibrated spread."""
+    def _limit(self, rule: Rule, name: str) -> float:
+        """Returns the rule's own limit or margin, or a share of the calibrated spread. Raises UnjudgedError."""
+        if rule.limits:
+            return self._limit_by_type(rule, name)
+        limit = rule.margin if rule.limit is None else rule.limit
         if limit is not None:
             return limit
-        if rule.limits:
+        calibration = self.fit.calibration
+        spread = calibration.metrics.get(name) if calibration else None
+        if spread is None:
+            reason = f"{self._uncalibrated()}, or give the rule a limit or margin"
+            raise UnjudgedError(name, reason)
+        if rule.deviations is not None:
+            return max(rule.deviations * spread.deviation, rule.least)
+        assert rule.of_seeds is not None
+        return max(rule.of_seeds * spread.mean, rule.least)
+
+    def _limit_by_type(self, rule: Rule, name: str) -> float:
+        number_type = precision_of(self.reference)
+        if number_type is None:
             raise UnjudgedError(
                 name,
                 "the rule has a limit for each precision, and that of the reference is not known: "
                 "name it (sdopt judge --precision float32)",
             )
-        assert share is not None
-        calibration = self.fit.calibration
-        spread = calibration.metrics.get(name) if calibration else None
-        if spread is None:
-            raise UnjudgedError(
-                name,
-                f"{self._uncalibrated()}, or give the rule a limit or margin",
-            )
-        return max(share * whole(spread), rule.least)
+        return rule.limits[number_type]
 
     def _uncalibrated(self) -> str:
         """Returns why there is no calibration, and how to make one."""

@@ -1,11 +1,7 @@
-"""Turns a score and a limit into a ruling.
-
-`against`, `two_sided` and `rarely` pass, fail or are inconclusive by bounds; `exact` and `every` look at each prompt,
-and pass or fail.
-"""
+"""Turns a score and a limit into a ruling: a function for each of `TESTS`, which `ruled` calls."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,14 +29,31 @@ class UnjudgedError(Exception):
         self.metric, self.reason = metric, reason
 
 
+_Test = Callable[[Rule, str, Score, float], Ruling]
+"""Rules on a score by a limit or a margin; of a change, the score is candidate − reference, and more is better."""
+
+TESTED: dict[str, _Test] = {}
+"""The function of each of `TESTS`."""
+
+
+def _tests(name: str) -> Callable[[_Test], _Test]:
+    """Makes a function the one that rules by the test of a name."""
+
+    def register(test: _Test) -> _Test:
+        TESTED[name] = test
+        return test
+
+    return register
+
+
+def ruled(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
+    """Returns what a rule's test finds. Raises UnjudgedError if the score lacks what it needs."""
+    return TESTED[rule.test](rule, name, score, limit)
+
+
 def unjudged(rule: str, reason: str, metric: str = "") -> Ruling:
     """Returns the ruling for a rule that could not be judged, with the reason."""
     return Ruling(rule, metric, Verdict.NOT_COMPARABLE, reason)
-
-
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """Returns the worst verdict, or NOT_COMPARABLE if there are none."""
-    return max(verdicts, key=list(Verdict).index, default=Verdict.NOT_COMPARABLE)
 
 
 def find_scores(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
@@ -134,6 +147,37 @@ def two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) ->
     return max(nearer, other, key=lambda ruling: list(Verdict).index(ruling.verdict))
 
 
+@_tests("at_least")
+def _not_below(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
+    bounds = bounds_of(score, rule.confidence)
+    return against(rule, name, bounds, limit, at_least=True)
+
+
+@_tests("at_most")
+def _not_above(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
+    bounds = bounds_of(score, rule.confidence)
+    return against(rule, name, bounds, limit, at_least=False)
+
+
+@_tests("non_inferior")
+def _not_worse(rule: Rule, name: str, score: Score, margin: float) -> Ruling:
+    return _not_below(rule, name, score, -margin)
+
+
+@_tests("equivalent")
+def _alike(rule: Rule, name: str, score: Score, margin: float) -> Ruling:
+    bounds = bounds_of(score, rule.confidence)
+    return two_sided(rule, name, bounds, -margin, margin)
+
+
+@_tests("within")
+def _between(rule: Rule, name: str, score: Score, _limit: float) -> Ruling:
+    assert rule.low is not None
+    assert rule.high is not None
+    bounds = bounds_of(score, rule.confidence)
+    return two_sided(rule, name, bounds, rule.low, rule.high)
+
+
 def level_of(confidence: float) -> str:
     """Returns a confidence in words, as `95 %`."""
     return f"{100 * confidence:.4g} %"
@@ -205,8 +249,8 @@ def percent(factor: float | None) -> str:
     return f"{100 * (factor - 1):.1f} %"
 
 
-def exact(rule: Rule, name: str, score: Score) -> Ruling:
-    """Passes if the value is zero for every prompt."""
+@_tests("exact")
+def _each_zero(rule: Rule, name: str, score: Score, _limit: float) -> Ruling:
     values = _by_prompt(name, score.per_prompt)
     wrong = sum(value != 0 for value in values)
     verdict = Verdict.PASS
@@ -224,8 +268,9 @@ def exact(rule: Rule, name: str, score: Score) -> Ruling:
     )
 
 
-def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
-    """Passes if no prompt exceeds the limit: a mean or a share would let one entirely wrong image among many pass."""
+@_tests("every")
+def _none_beyond(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
+    # A mean or a share would let one entirely wrong image among many pass.
     values = _by_prompt(name, score.worst or score.per_prompt)
     wrong = sum(value > limit for value in values)
     worst = max(values)
@@ -248,8 +293,8 @@ def every(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     )
 
 
-def rarely(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
-    """Rules on the share of prompts whose value exceeds the limit; a mean hides the few that went wrong."""
+@_tests("rarely")
+def _few_beyond(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     assert rule.share is not None
     values = _by_prompt(name, score.worst or score.per_prompt)
     wrong = sum(value > limit for value in values)

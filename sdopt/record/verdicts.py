@@ -1,5 +1,6 @@
 """Records the verdicts of a gate, ruling by ruling, and its looks at the data."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -17,6 +18,11 @@ class Verdict(StrEnum):
     """Something is missing, not finite, or belongs to other work."""
     FAIL = "fail"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it neither passes nor fails."""
+        return self in (Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE)
+
     @classmethod
     def _missing_(cls, value: object) -> "Verdict | None":
         """Returns the verdict that an earlier version recorded in another word."""
@@ -25,6 +31,11 @@ class Verdict(StrEnum):
             "not comparable": cls.NOT_COMPARABLE,
         }
         return earlier.get(str(value))
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """Returns the worst of several verdicts; without any, nothing was judged."""
+    return max(verdicts, key=list(Verdict).index, default=Verdict.NOT_COMPARABLE)
 
 
 Payoff = Literal["it pays", "harm", "no benefit"]

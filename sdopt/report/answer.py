@@ -7,6 +7,7 @@ from rich.console import Group
 
 from sdopt.errors import command_line
 from sdopt.record.records import Status
+from sdopt.record.verdicts import Verdict
 from sdopt.report.blocks import Block, Code, Notes, Prose
 from sdopt.report.header import header_of
 from sdopt.report.notes import caveats_of, notes_of
@@ -16,7 +17,6 @@ from sdopt.report.terminal import shown
 from sdopt.statistics.changes import traced_active
 from sdopt.statistics.reproduction import published_of
 from sdopt.statistics.rows import Row
-from sdopt.statistics.scale import Decision
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import shortened
 
@@ -68,12 +68,11 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
 
     With the run's folder, the last line names the command that shows the rest.
     """
-    open_or_failed = (Decision.FAIL, Decision.UNDECIDED)
     lines = [
         row
         for row in summary.candidates
         if row.status is not Status.OK
-        or row.decision in open_or_failed
+        or row.decision not in (None, Verdict.PASS)
         or row.variant.trips
     ]
     reasons = _reasons(lines)

@@ -24,7 +24,7 @@ from sdopt.statistics.measures import Ratio
 from sdopt.statistics.rows import Row
 from sdopt.statistics.summary import Summary
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Candidate:
     """One variant, compared with the baseline.
 
     `speed` is `faster`, `slower`, `too close to call` or `not enough runs`; `images` is `equal`, `within tolerance`,
-    `worse` or `not judged`; `gate` is `pass`, `fail`, `undecided` or null. `recommended` is what to act on. Distances of
-    images in `scores`, such as `psnr_db`, and `worst` are to the images of the variant `against`, which is another one
-    than the baseline where it was compared with that; "" without a comparison.
+    `worse` or `not judged`; `gate` is `pass`, `fail`, `undecided`, `not judged` or null. `recommended` is what to act
+    on. Distances of images in `scores`, such as `psnr_db`, and `worst` are to the images of the variant `against`,
+    which is another one than the baseline where it was compared with that; "" without a comparison.
     `worst` has, by metric, the prompts that lost most. `latency_s` is the time of a call, which makes
     `images_per_call` images. `command` measures it again; "" if none is known to. `program` uses it; null unless it was
     run and drew the measured image, of which `program_run` says more. `at_least_slower` is how many times as long as

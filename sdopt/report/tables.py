@@ -28,7 +28,6 @@ from sdopt.statistics.objections import REPEATS
 from sdopt.statistics.reproduction import MEMORY, PublishedClaim, notes_of_published
 from sdopt.statistics.row_figures import stage_peaks
 from sdopt.statistics.rows import Row
-from sdopt.statistics.scale import decision_of
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import (
     compared,
@@ -513,10 +512,9 @@ def _with_verdicts(summary: Summary, row: Row) -> Row:
     whole = summary.row(row.name)
     if whole is None:
         return row
-    decision = decision_of(row.judgement.verdict) if row.judgement else None
     return replace(
         row,
         speed=whole.speed,
         images=whole.images,
-        decision=decision,
+        decision=row.verdict,
     )

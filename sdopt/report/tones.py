@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from sdopt.record.records import Status
-from sdopt.statistics.scale import Decision, Images, Speed
+from sdopt.record.verdicts import Verdict
+from sdopt.statistics.scale import Images, Speed
 
 INK, MUTED, LINE = "#1f2933", "#5d6b79", "#d5dbe1"
 
@@ -30,14 +31,14 @@ _MEMBERS: Mapping[Tone, tuple[str, ...]] = {
         Speed.FASTER,
         Images.EQUAL,
         Images.WITHIN,
-        Decision.PASS,
+        Verdict.PASS,
         "reproduced",
     ),
     "open": (
         Status.INTERRUPTED,
         Speed.CLOSE,
         Speed.FEW,
-        Decision.UNDECIDED,
+        Verdict.INCONCLUSIVE,
     ),
     "bad": (
         Status.NOT_ENGAGED,
@@ -48,7 +49,7 @@ _MEMBERS: Mapping[Tone, tuple[str, ...]] = {
         Status.TIMEOUT,
         Speed.SLOWER,
         Images.WORSE,
-        Decision.FAIL,
+        Verdict.FAIL,
         "not reproduced",
     ),
     "broken": (BROKEN,),
@@ -63,7 +64,7 @@ _MEMBERS: Mapping[Tone, tuple[str, ...]] = {
         "no figure",
     ),
 }
-"""Verdicts on published figures are among them; `undecided` is also one of these."""
+"""Verdicts on published figures are among them; `undecided` and `not judged` stand for several."""
 
 TONES: dict[str, Tone] = {}
 for _tone, _members in _MEMBERS.items():

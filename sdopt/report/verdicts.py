@@ -17,6 +17,7 @@ from sdopt.report.blocks import Block, Fold, Notes, Prose, Table
 from sdopt.report.columns import word
 from sdopt.report.markdown import escaped, written
 from sdopt.report.tables import ranking
+from sdopt.schema import TESTS
 from sdopt.statistics.measures import (
     RULED,
     is_of_images,
@@ -25,7 +26,6 @@ from sdopt.statistics.measures import (
 )
 from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.rows import Row
-from sdopt.statistics.scale import Decision, decision_of
 from sdopt.statistics.summary import Summary
 
 _BOUNDS = (
@@ -48,7 +48,7 @@ def verdict_blocks(result: StudyResult, said: str = "") -> list[Block]:
     rows = []
     reasons: dict[str, list[str]] = {}
     for judgement in result.judgements:
-        verdict = word(decision_of(judgement.verdict))
+        verdict = word(judgement.verdict)
         rows.append(
             (judgement.candidate, judgement.reference, judgement.contract, verdict)
         )
@@ -86,14 +86,13 @@ def against_sentence(result: StudyResult) -> str:
 
 
 def _open_text(judgements: Sequence[Judgement]) -> str:
-    """Returns which variants are undecided; "" if none is."""
-    names = []
-    for judgement in judgements:
-        if decision_of(judgement.verdict) is Decision.UNDECIDED:
-            names.append(judgement.candidate)
-    if not names:
-        return ""
-    return f"{_counted(names)} undecided: {', '.join(names)}"
+    """Returns which variants neither pass nor fail; "" if none is left."""
+    texts = []
+    for verdict in (Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE):
+        names = [one.candidate for one in judgements if one.verdict is verdict]
+        if names:
+            texts.append(f"{_counted(names)} {verdict}: {', '.join(names)}")
+    return "; ".join(texts)
 
 
 def _nothing_worse(judgements: Sequence[Judgement], open_text: str) -> str:
@@ -171,7 +170,9 @@ _TURNED = (
 
 def _limit_text(ruling: Ruling) -> str:
     """Returns the limit of a ruling, which a change either way has on both sides; "" without one."""
-    if ruling.rule == "equivalent" and ruling.margin is not None:
+    test = TESTS.get(ruling.rule)
+    either_way = test and test.figure == "change" and test.side == "both"
+    if either_way and ruling.margin is not None:
         return f"±{abs(ruling.margin):.4g}"
     return _figure(ruling.margin)
 
@@ -285,9 +286,9 @@ def verdict_json(summary: Summary, against: str = "") -> bytes:
     judgements = []
     drifts = []
     for judgement in result.judgements:
-        decision = decision_of(judgement.verdict)
-        judgements.append(asdict(judgement) | {"gate": decision})
-        drifts.append({"variant": judgement.candidate, "gate": str(decision)})
+        verdict = judgement.verdict
+        judgements.append(asdict(judgement) | {"gate": verdict})
+        drifts.append({"variant": judgement.candidate, "gate": verdict})
     content = {
         "study": result.name,
         "id": result.id,
@@ -399,7 +400,7 @@ def _verdicts(judgement: Judgement, summary: Summary) -> dict[str, str]:
         verdicts["speed"] = str(row.speed)
     if row is not None and row.images is not None:
         verdicts["images"] = str(row.images)
-    verdicts["gate"] = str(decision_of(judgement.verdict))
+    verdicts["gate"] = str(judgement.verdict)
     return verdicts
 
 

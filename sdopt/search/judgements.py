@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sdopt.record.records import Status, StudyResult
+from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import CandidateFinding, findings_of, wanted_of
 from sdopt.statistics.rows import Row
-from sdopt.statistics.scale import Decision, Speed
+from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import Summary, summary_of
 
 
@@ -98,7 +99,7 @@ class Judgements:
 
 def _is_against(row: Row) -> bool:
     return (
-        row.decision is Decision.FAIL
+        row.decision is Verdict.FAIL
         or row.speed is Speed.SLOWER
         or row.status is not Status.OK
     )

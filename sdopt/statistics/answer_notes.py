@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from sdopt.record.records import Budget, Status, StudyResult, VariantResult
 from sdopt.statistics.bounds import prompts_to_exclude
 from sdopt.statistics.rows import Row
-from sdopt.statistics.scale import Decision, Speed
+from sdopt.statistics.scale import Speed
 
 NOT_ENDED = (
     "the study has not ended: its process still runs, was killed, or lost its machine"
@@ -33,8 +33,8 @@ def _budget_notes(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
     text = f"protocol.budget_s={result.config.protocol.budget_s:g} left out {left_out}"
     undecided = []
     for row in rows:
-        is_open = row.speed in (Speed.CLOSE, Speed.FEW)
-        if is_open or row.decision is Decision.UNDECIDED:
+        is_open = row.decision is not None and row.decision.is_open
+        if is_open or row.speed in (Speed.CLOSE, Speed.FEW):
             undecided.append(row.name)
     if undecided:
         text += f"; it may be why these are not decided: {', '.join(undecided)}"

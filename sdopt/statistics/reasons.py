@@ -9,11 +9,11 @@ from sdopt.statistics.bounds import differences
 from sdopt.statistics.change_words import PROPERTIES
 from sdopt.statistics.measures import is_of_images
 from sdopt.statistics.ruling_sentences import (
-    CHANGES,
     CHECKS,
     PROPERTY_OF,
     UNDISTURBED,
     family,
+    figure_of,
     lower,
     sentence,
     subject,
@@ -118,7 +118,7 @@ def _of_reference(ruling: Ruling, judgement: Judgement, result: StudyResult) -> 
         return amounts[judgement.reference]
     change = PROPERTIES.get(metric)
     for other in judgement.rulings:
-        is_change = other.metric == metric and other.rule in CHANGES
+        is_change = other.metric == metric and figure_of(other) == "change"
         if is_change and change and judgement.candidate in amounts:
             turned = -1.0 if change.turned else 1.0
             return amounts[judgement.candidate] - turned * (other.estimate or 0.0)

@@ -20,7 +20,7 @@ from sdopt.statistics.measures import (
     measure_named,
     with_shape,
 )
-from sdopt.statistics.scale import Decision, Images, Speed, speed_of
+from sdopt.statistics.scale import Images, Speed, speed_of
 from sdopt.statistics.words import unit_text
 
 PSNR = "psnr_db"
@@ -72,7 +72,7 @@ class Row:
     """What its speed-up over the baseline shows; None without one, and of a step."""
     images: Images | None = None
     """What is known of its images; None for the baseline, and where nothing was measured."""
-    decision: Decision | None = None
+    decision: Verdict | None = None
     """The gate's verdict on its comparisons, the worst one; None if none judged."""
     because: str = ""
     """Why it does not pay, in a few words; "" if it does."""

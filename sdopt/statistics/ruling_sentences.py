@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.schema import TESTS
 from sdopt.statistics.change_words import (
     DISTANCES,
     OF_THE_RANGE,
@@ -67,6 +68,12 @@ _PAYOFFS = {
 }
 
 
+def figure_of(ruling: Ruling) -> str:
+    """Returns what the rule of a ruling compares, as in `RuleTest.figure`; "" for a check of the measurement."""
+    test = TESTS.get(ruling.rule)
+    return test.figure if test else ""
+
+
 def family(metric: str) -> str:
     """Returns a metric's name without its shape and its features: `perceptual` of `perceptual_emojiclip`."""
     name = metric.partition("/")[0]
@@ -114,12 +121,12 @@ def _sentence(ruling: Ruling, worst: str, drift: bool) -> str:
 def _as_share(ruling: Ruling, whole: float) -> Ruling | None:
     """Returns a ruling with changes of a property as shares of the reference's; None if it is on something else."""
     name = family(ruling.metric)
-    is_change = name in PROPERTY_OF or ruling.rule in CHANGES
+    is_change = name in PROPERTY_OF or figure_of(ruling) == "change"
     if not whole or PROPERTY_OF.get(name, name) not in PROPERTY_OF.values():
         return None
     if not is_change:
         return None
-    if ruling.rule == "rarely":  # its figures are shares of prompts
+    if figure_of(ruling) == "share":
 
         def share(limit: re.Match[str]) -> str:
             return f"exceed {float(limit[1]) / whole:.4g}"
@@ -186,7 +193,7 @@ def _of_figures(ruling: Ruling, drift: bool) -> str:
     """Returns the sentence of a rule that compares a figure with a limit."""
     if ruling.estimate is None or ruling.margin is None:
         return f"{subject(ruling)}: {ruling.reason}"
-    if ruling.rule == "exact":
+    if figure_of(ruling) == "zero":
         prompts = _counted(ruling)
         return f"Images must be identical to {_others(drift)}, and {prompts} differ"
     change = _change(ruling, ruling.estimate, drift) + _at_shape(ruling)
@@ -215,8 +222,9 @@ def _others(drift: bool) -> str:
 def _change(ruling: Ruling, estimate: float, drift: bool) -> str:
     """Returns what a ruling found, as the beginning of a sentence; between its bounds where they leave it open."""
     name = family(ruling.metric)
-    if ruling.rule == "rarely":
-        return _rarely_text(ruling, drift)
+    figure = figure_of(ruling)
+    if figure == "share":
+        return _share_text(ruling, drift)
     low, high = estimate, estimate
     is_open = ruling.verdict is Verdict.INCONCLUSIVE
     if is_open and ruling.low is not None and ruling.high is not None:
@@ -227,15 +235,15 @@ def _change(ruling: Ruling, estimate: float, drift: bool) -> str:
         return f"It takes {amounts_text(low, high, duration_text)} to the first image"
     if name in PROPERTIES:
         change = PROPERTIES[name]
-        if ruling.rule in _OF_VALUES:
+        if figure == "value":
             return f"{change.subject} {amounts_text(low, high, _figure)}"
         changed = _changed(change, low, high)
         return f"{changed} than {_others(drift)}"
     whose = "Images"
-    if ruling.rule == "every":
+    if figure == "worst":
         whose = f"Images of {_counted(ruling)}"
     amount = _distance_amount(name, low, high)
-    if ruling.rule == "every" and name not in _MEASURED_AS:
+    if figure == "worst" and name not in _MEASURED_AS:
         amount = f"up to {amount}"
     return f"{whose} {_distance_text(name, amount, drift)}"
 
@@ -257,13 +265,6 @@ PROPERTY_OF = {
 }
 """Distances of single images by a property that a set of images has too, of which changes are told as shares."""
 
-CHANGES = ("equivalent", "non_inferior")
-"""Rules on how a property of the images differs from the reference's."""
-
-
-_OF_VALUES = ("at_least", "at_most", "within")
-"""Rules on a property itself, and not on how it differs from the baseline's."""
-
 
 def _distance_amount(name: str, low: float, high: float) -> str:
     """Returns a distance, or the two between which it lies; of squared errors the likeness, the smaller one first."""
@@ -284,15 +285,16 @@ def _figure(value: float) -> str:
 def _limit(ruling: Ruling, estimate: float, limit: float) -> str:
     """Returns how much a rule allows, or how much it asks for."""
     name = family(ruling.metric)
+    figure = figure_of(ruling)
     if name in RATIOS:
         return _limit_of_ratio(name, limit)
-    if name in PROPERTIES and ruling.rule in _OF_VALUES:
+    if name in PROPERTIES and figure == "value":
         return _limit_of_value(ruling, estimate, limit)
-    if name == "mse" and ruling.rule != "rarely":
+    if name == "mse" and figure != "share":
         return f"at least {decibels_text(limit)} needed"
     if name == "first_image_s":
         allowed = duration_text(limit)
-    elif ruling.rule == "rarely":
+    elif figure == "share":
         allowed = f"{percent_text(limit)} of prompts"
     elif name in PROPERTIES:
         allowed = PROPERTIES[name].text(limit)
@@ -303,9 +305,10 @@ def _limit(ruling: Ruling, estimate: float, limit: float) -> str:
 
 def _limit_of_value(ruling: Ruling, estimate: float, limit: float) -> str:
     """Returns the least or the largest value that a rule allows."""
-    if ruling.rule == "within" and ruling.verdict is Verdict.INCONCLUSIVE:
+    side = TESTS[ruling.rule].side
+    if side == "both" and ruling.verdict is Verdict.INCONCLUSIVE:
         return f"the limit is {_figure(limit)}"
-    if ruling.rule == "at_least" or estimate < limit:
+    if side == "least" or estimate < limit:
         return f"at least {_figure(limit)} needed"
     return f"at most {_figure(limit)} allowed"
 
@@ -325,7 +328,7 @@ _EXCEEDED = re.compile(r"exceed ([\d.e+-]+)")
 """The limit that some prompts exceed, in the reason of a ruling."""
 
 
-def _rarely_text(ruling: Ruling, drift: bool) -> str:
+def _share_text(ruling: Ruling, drift: bool) -> str:
     """Returns for how many prompts images differ by more than a limit."""
     name = family(ruling.metric)
     whose = f"Images of {_counted(ruling)}"

@@ -1,10 +1,8 @@
-"""The one scale of verdicts: on speed, on images, and of a gate; every report has these words, from these functions."""
+"""The one scale of verdicts: on speed and on images, beside a gate's `Verdict`; every report has these words."""
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import TypeVar
 
-from sdopt.record.verdicts import Verdict
 from sdopt.statistics.measures import Ratio
 
 
@@ -28,20 +26,9 @@ class Images(StrEnum):
     EQUAL = "equal"
 
 
-class Decision(StrEnum):
-    """A gate's verdict as reports show it, the worst first; what cannot be compared is undecided too."""
-
-    FAIL = "fail"
-    UNDECIDED = "undecided"
-    PASS = "pass"
-
-
-_Found = TypeVar("_Found", Images, Decision)
-
-
-def worst_of(found: Iterable[_Found]) -> _Found | None:
+def worst_of(images: Iterable[Images]) -> Images | None:
     """Returns what several comparisons, or several steps, show together; None without any."""
-    return min(found, key=[*Images, *Decision].index, default=None)
+    return min(images, key=list(Images).index, default=None)
 
 
 def speed_of(ratio: Ratio, claimed: bool = False) -> Speed:
@@ -61,10 +48,3 @@ def speed_over(speeds: Iterable[Speed]) -> Speed | None:
     distinct = set(speeds)
     order = (Speed.SLOWER, Speed.FEW, Speed.FASTER, Speed.CLOSE)
     return next((speed for speed in order if speed in distinct), None)
-
-
-def decision_of(verdict: Verdict) -> Decision:
-    """Returns how reports show a gate's verdict."""
-    return {Verdict.PASS: Decision.PASS, Verdict.FAIL: Decision.FAIL}.get(
-        verdict, Decision.UNDECIDED
-    )

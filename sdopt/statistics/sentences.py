@@ -12,7 +12,7 @@ from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named
 from sdopt.statistics.objections import broken_because, broken_text, wires_of
 from sdopt.statistics.rows import PSNR, Row
 from sdopt.statistics.ruling_sentences import UNDISTURBED, lower
-from sdopt.statistics.scale import Decision, Images, Speed
+from sdopt.statistics.scale import Images, Speed
 from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
 
@@ -31,8 +31,8 @@ def _answer(rows: Sequence[Row], best: Row | None) -> str:
     candidates.sort(key=tells_less)
     for row in candidates:
         faster = row.speed is Speed.FASTER
-        is_open = row.decision is Decision.UNDECIDED and not is_refused(row)
-        if faster and is_open and not _is_apart(row, baseline):
+        is_open = row.decision is not None and row.decision.is_open
+        if faster and is_open and not is_refused(row) and not _is_apart(row, baseline):
             return unconfirmed(row, baseline)
     return _nothing_better(candidates, baseline)
 
@@ -57,7 +57,7 @@ def tells_less(row: Row) -> tuple[bool, bool]:
 
 def is_refused(row: Row) -> bool:
     """Returns whether a variant is not to be used, whatever more runs would tell of its speed."""
-    return row.images is Images.WORSE or row.decision is Decision.FAIL
+    return row.images is Images.WORSE or row.decision is Verdict.FAIL
 
 
 def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:

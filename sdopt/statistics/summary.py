@@ -11,17 +11,15 @@ from dataclasses import dataclass, replace
 from sdopt.contract import Contract
 from sdopt.record.choices import difference
 from sdopt.record.records import Status, StudyResult, VariantResult
-from sdopt.record.verdicts import Verdict
+from sdopt.record.verdicts import Verdict, worst
 from sdopt.statistics.answer_notes import notes_of
 from sdopt.statistics.figures import first_rows, rows_of
 from sdopt.statistics.measures import is_of_images
 from sdopt.statistics.objections import objections
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import (
-    Decision,
     Images,
     Speed,
-    decision_of,
     speed_over,
     worst_of,
 )
@@ -122,7 +120,7 @@ def _judged(result: StudyResult, rows: Sequence[Row]) -> Row:
     row = replace(
         first,
         option=_option_of(first, result.baseline),
-        decision=worst_of(decision_of(judgement.verdict) for judgement in judgements),
+        decision=worst(one.verdict for one in judgements) if judgements else None,
         steps=tuple(_step(result, step) for step in steps),
     )
     if row.status in (Status.OK, Status.NOT_ENGAGED):
@@ -172,9 +170,9 @@ def _with_chain(row: Row, by_name: Mapping[str, Row]) -> Row:
     chain = _chain(row, by_name)
     images = [link.images for link in (row, *chain) if link.images]
     row = replace(row, images=worst_of(images))
-    failed = [link for link in chain if link.decision is Decision.FAIL]
-    is_open = row.pays or row.decision is Decision.UNDECIDED
-    if not is_open or not failed:
+    failed = [link for link in chain if link.decision is Verdict.FAIL]
+    is_open = row.decision is not None and row.decision.is_open
+    if not failed or not (is_open or row.pays):
         return row
     because = f"{failed[0].name}, on which it is built, fails the gate"
     return replace(row, pays=False, because=because)

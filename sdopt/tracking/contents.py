@@ -18,6 +18,7 @@ from sdopt.record.files import inside, to_json
 from sdopt.record.images import is_replaced
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.sweeps import measuring, own_overrides, shared_overrides
+from sdopt.record.verdicts import Verdict
 from sdopt.report.catalog import markdown_table
 from sdopt.report.columns import tracked_metrics, tracked_tags, values_of
 from sdopt.report.sweep import Sweep
@@ -27,7 +28,6 @@ from sdopt.statistics.figures import floor_range
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, with_shape
 from sdopt.statistics.row_figures import IMAGES_PER_CALL, PASSED
 from sdopt.statistics.rows import PSNR, Row
-from sdopt.statistics.scale import Decision
 from sdopt.statistics.sentences import described
 from sdopt.statistics.summary import Summary
 from sdopt.tracking.client import (
@@ -162,7 +162,7 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     }
     if any(row.decision for row in candidates):
         metrics["options/passed"] = float(
-            sum(row.decision is Decision.PASS for row in candidates)
+            sum(row.decision is Verdict.PASS for row in candidates)
         )
     for effect in summary.result.effects:
         if effect.speedup is not None:
@@ -457,8 +457,8 @@ def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]
     for name in (*_FIGURES, *_image_figures(row)):
         if name in row.flat:
             metrics[name] = row.flat[name]
-    if row.decision in (Decision.PASS, Decision.FAIL):
-        metrics[PASSED] = float(row.decision is Decision.PASS)
+    if row.decision in (Verdict.PASS, Verdict.FAIL):
+        metrics[PASSED] = float(row.decision is Verdict.PASS)
     if variant.status.measured:
         if row.peak_gib is not None:
             metrics["memory_gib"] = row.peak_gib

@@ -18,7 +18,7 @@ import pytest
 from sdopt.config.composer import composer_of
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Calibration, Fit
-from sdopt.gate.judge import exit_code, judge, judgement
+from sdopt.gate.judge import exit_code, judge
 from sdopt.gate.paying import Claim, answer_claims
 from sdopt.gate.rulings import UNIT_ROUNDOFF
 from sdopt.record.comparisons import Comparison, Interval, ShapeRatios
@@ -714,12 +714,6 @@ class TestCodesAndReports:
         open_passes = 0 if {*verdicts} <= {Verdict.PASS, Verdict.INCONCLUSIVE} else code
         lenient = Gate(undecided_passes=True)
         assert exit_code(judgements, lenient) == open_passes
-        rulings = [Ruling("r", "", verdict, "") for verdict in verdicts]
-        edge = Comparison("c", "r", "")
-        judged = judgement(edge, Contract.LOSSY, rulings, lenient)
-        is_unjudged = judged.verdict is Verdict.NOT_COMPARABLE
-        assert ("gate.undecided_passes" in judged.note) is is_unjudged
-        assert not judgement(edge, Contract.LOSSY, rulings, Gate()).note
 
     @pytest.mark.parametrize(
         ("verdict", "errors", "code"),

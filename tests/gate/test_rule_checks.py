@@ -14,11 +14,11 @@ from sdopt.gate.rule_checks import (
     require_measured,
     require_rules,
 )
-from sdopt.gate.rulings import UNIT_ROUNDOFF
+from sdopt.gate.rulings import TESTED, UNIT_ROUNDOFF
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.record.scores import ImageRecord, Score
 from sdopt.record.verdicts import Verdict
-from sdopt.schema import Gate, Model, Quality, Rule
+from sdopt.schema import TESTS, Gate, Model, Quality, Rule
 from sdopt.study.designs import Plan
 from tests.command import refused
 from tests.gate.test_judge import gate_named, study, variant, verdict
@@ -273,6 +273,16 @@ def test_a_rule_that_cannot_judge_a_ratio_is_refused(unfit: Rule, said: str) -> 
         (Rule("mse", "exact", limit=0.01), "test=exact takes no limit"),
         (Rule("mse", "at_most", limit=1, low=0.0), "test=at_most takes no low"),
         (Rule("clip_score", margin=1, high=3.0), "test=non_inferior takes no high"),
+        (Rule("mse", "rarely", limit=1), "test=rarely needs share"),
+        (Rule("mse", "every", limit=1, share=0.1), "test=every takes no share"),
+        (
+            Rule("mse", "at_most", limit=1, least=0.1),
+            "least can only be used with of_seeds, deviations or of_floor",
+        ),
+        (
+            Rule("ssim", "at_least", of_seeds=1, least=0.1),
+            "test=at_least takes no least",
+        ),
         (
             Rule("clip_score", "within", low=2.0, high=1.0),
             "low=2: must be below high=1",
@@ -290,6 +300,10 @@ def test_a_key_that_would_decide_nothing_is_refused(unfit: Rule, said: str) -> N
         require_rules(Gate("g", {"lossy": [unfit]}))
     [problem] = refused.value.problems
     assert said in problem
+
+
+def test_each_test_has_a_function() -> None:
+    assert TESTED.keys() == TESTS.keys()
 
 
 def test_a_result_of_too_few_images_is_not_judged_by_what_decides_nothing_then() -> (

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from sdopt.record.files import read_result
 from sdopt.record.records import Status
+from sdopt.record.verdicts import Verdict
 from sdopt.report.answer import answer_shown
 from sdopt.report.answer_json import answer_of, to_json
 from sdopt.report.catalog import markdown_table
@@ -26,7 +27,7 @@ from sdopt.report.tables import to_csv, to_dataframe
 from sdopt.report.tones import BASELINE, COLOUR, GLYPH, RICH, TONES, Tone
 from sdopt.report.verdicts import junit, summary_markdown, verdict_json
 from sdopt.statistics.reproduction import Reproduction
-from sdopt.statistics.scale import Decision, Images, Speed
+from sdopt.statistics.scale import Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.contents import verdict_tags
 from tests.command import ROOT
@@ -44,7 +45,7 @@ class Said(NamedTuple):
     gate: str
 
 
-def word(text: str, scale: type[Speed | Images | Decision]) -> str:
+def word(text: str, scale: type[Speed | Images | Verdict]) -> str:
     """The word of a scale with which a cell begins, after a badge's glyph."""
     text = text.lstrip("✓?✗⚠– ")
     return next((str(each) for each in scale if text.startswith(each)), "")
@@ -59,7 +60,7 @@ def of_rows(headings: list[str], rows: list[list[str]]) -> list[Said]:
             cell(row, "variant"),
             word(cell(row, "speed"), Speed),
             word(cell(row, "images"), Images),
-            word(cell(row, "gate"), Decision),
+            word(cell(row, "gate"), Verdict),
         )
         for row in rows
     ]
@@ -92,7 +93,7 @@ def of_terminal(summary: Summary, width: int) -> list[Said]:
             else line,
             word(line[starts["speed "] :], Speed),
             word(line[starts["images"] :], Images) if "images" in starts else "",
-            word(line[starts["gate"] :], Decision) if "gate" in starts else "",
+            word(line[starts["gate"] :], Verdict) if "gate" in starts else "",
         )
         for n, line in enumerate(below)
     ]
@@ -211,7 +212,7 @@ def test_every_surface_has_the_same_verdicts_in_the_same_order(
 
 
 def test_every_verdict_has_a_tone_and_every_tone_a_look() -> None:
-    scales = (Status, Speed, Images, Decision, get_args(Reproduction))
+    scales = (Status, Speed, Images, Verdict, get_args(Reproduction))
     assert not [
         verdict for scale in scales for verdict in scale if verdict not in TONES
     ]

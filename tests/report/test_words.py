@@ -37,7 +37,7 @@ from sdopt.report.verdicts import (
 from sdopt.schema import Shape
 from sdopt.search.record import Fate, SearchEntry, SearchRecord, markdown_of
 from sdopt.statistics.reproduction import Reproduction
-from sdopt.statistics.scale import Decision, Images, Speed
+from sdopt.statistics.scale import Images, Speed
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.contents import study_tags, variant_run
 from tests.apps.exchange.test_judge import pictures, write
@@ -63,7 +63,7 @@ OTHERS = re.compile(
 """Words for a verdict that an earlier version had beside the scale."""
 
 
-@pytest.mark.parametrize("verdicts", [Speed, Images, Decision, Verdict])
+@pytest.mark.parametrize("verdicts", [Speed, Images, Verdict])
 def test_a_verdict_is_a_word_of_the_scale(verdicts: type[StrEnum]) -> None:
     assert {str(verdict) for verdict in verdicts} <= SCALE
 
@@ -84,7 +84,7 @@ def test_what_records_show_of_options_is_no_verdict() -> None:
 
 def test_each_word_of_the_scale_is_one_of_a_verdict() -> None:
     assert {
-        str(verdict) for verdicts in (Speed, Images, Decision) for verdict in verdicts
+        str(verdict) for verdicts in (Speed, Images, Verdict) for verdict in verdicts
     } == SCALE
 
 

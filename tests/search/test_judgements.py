@@ -5,11 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from sdopt.record.records import Status
+from sdopt.record.verdicts import Verdict
 from sdopt.search.judgements import Judgements
-from sdopt.statistics.scale import Decision, Speed
+from sdopt.statistics.scale import Speed
 
 
-def judged(speed: Speed, pays: bool = False, decision: Decision = Decision.PASS) -> Any:
+def judged(speed: Speed, pays: bool = False, decision: Verdict = Verdict.PASS) -> Any:
     return SimpleNamespace(pays=pays, decision=decision, speed=speed, status=Status.OK)
 
 
@@ -23,7 +24,7 @@ def test_only_what_ranks_before_a_shown_gain_is_judged_again() -> None:
     earlier = judgements(
         shown=judged(Speed.FASTER, pays=True),
         slower=judged(Speed.SLOWER),
-        refused=judged(Speed.FASTER, decision=Decision.FAIL),
+        refused=judged(Speed.FASTER, decision=Verdict.FAIL),
         close=judged(Speed.CLOSE),
     )
     ranked = ["slower", "close", "refused", "new", "shown", "behind"]

@@ -9,12 +9,13 @@ import numpy as np
 
 from sdopt.config.composer import gate_of
 from sdopt.config.paths import CONF
-from sdopt.gate.rulings import against, bounds_of, every, exact, rarely, two_sided
+from sdopt.gate.rulings import against
+from sdopt.gate.rulings import ruled as gate_ruling
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.report.markdown import markdown
 from sdopt.schema import Rule
-from sdopt.statistics.bounds import Bounds
+from sdopt.statistics.bounds import Bounds, differences
 from sdopt.statistics.measures import FIRST_IMAGE, RULED
 from sdopt.statistics.ruling_sentences import PROPERTY_OF, sentence
 from tests.command import ROOT
@@ -68,37 +69,21 @@ def ruled(rule: Rule, verdict: Verdict) -> Ruling:
         (4 if failing else 1.2) + (0.1 if failing else 3.0) * np.sin(np.arange(32))
     )
     score = Score(float(values.mean()), list(map(float, values)))
-    bounds = bounds_of(score, rule.confidence or 0.95)
-    few_prompts: list[float | None] = [
-        *[4 * limit] * (16 if failing else 2),
-        *[0.0] * 30,
-    ]
-    few = replace(score, per_prompt=few_prompts)
-    worse = Bounds(
-        -bounds.estimate,
-        -(bounds.high or 0),
-        -(bounds.low or 0),
-        bounds.deviation,
-        bounds.n,
-    )
-    made = {
-        "exact": lambda: exact(rule, rule.metric, score),
-        "every": lambda: every(rule, rule.metric, score, limit),
-        "rarely": lambda: rarely(rule, rule.metric, few, limit),
-        "equivalent": lambda: two_sided(rule, rule.metric, bounds, -limit, limit),
-        "within": lambda: two_sided(rule, rule.metric, bounds, 0.0, limit),
-        "non_inferior": lambda: against(
-            rule, rule.metric, worse, -limit, at_least=True
-        ),
-        "at_most": lambda: against(rule, rule.metric, bounds, limit, at_least=False),
-        "at_least": lambda: against(rule, rule.metric, worse, -limit, at_least=True),
-    }
-    return made[rule.test]()
+    if rule.how.figure == "share":
+        beyond = 16 if failing else 2
+        score = Score(score.estimate, [*[4 * limit] * beyond, *[0.0] * 30])
+    if rule.how.side == "least":
+        worse = differences(score.per_prompt, [0.0] * 32, -1.0)
+        score = Score(-float(values.mean()), worse)
+    confidence = rule.confidence or 0.95
+    rule = replace(rule, low=0.0, high=limit, confidence=confidence)
+    of_value = rule.how.figure == "value" and rule.how.side == "least"
+    return gate_ruling(rule, rule.metric, score, -limit if of_value else limit)
 
 
 def of_ratio(rule: Rule, failing: bool) -> Ruling:
     """Returns a ruling on a speed-up or another ratio, of an interval beyond the limit or on both sides of it."""
-    limit, at_least = rule.limit or 1.0, rule.test == "at_least"
+    limit, at_least = rule.limit or 1.0, rule.how.side == "least"
     estimate = limit * (0.8 if at_least else 1.25)
     half = 0.01 if failing else 0.3
     bounds = Bounds(estimate, estimate - half, estimate + half, 0.1, 3, "process")
@@ -107,7 +92,7 @@ def of_ratio(rule: Rule, failing: bool) -> Ruling:
 
 def said(rule: Rule, verdict: Verdict) -> str:
     """Returns what a rule says, with a worst prompt where it is on images."""
-    if verdict is Verdict.INCONCLUSIVE and rule.test in ("exact", "every"):
+    if verdict is Verdict.INCONCLUSIVE and not rule.how.has_bounds:
         return "–"
     worst = "a red fox" if has_worst_prompt(rule) else ""
     whole = _OF_REFERENCE.get(PROPERTY_OF.get(rule.metric, rule.metric), 0.0)

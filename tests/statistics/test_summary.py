@@ -18,7 +18,7 @@ from sdopt.schema import Gate
 from sdopt.statistics.measures import ratio_text
 from sdopt.statistics.objections import REPEATS
 from sdopt.statistics.rows import Row
-from sdopt.statistics.scale import Decision, Images, Speed
+from sdopt.statistics.scale import Images, Speed
 from sdopt.statistics.sentences import described
 from sdopt.statistics.summary import summary_of
 from tests.records import known, reconfigure
@@ -301,7 +301,7 @@ class TestSteps:
         ]
         row = known(summary_of(study).row("deep cache"))
         assert (row.decision, row.images, row.recommended) == (
-            Decision.PASS,
+            Verdict.PASS,
             Images.WORSE,
             False,
         )
@@ -420,13 +420,13 @@ class TestWithAGate:
             (
                 Verdict.FAIL,
                 "harm: speedup 0.9×",
-                Decision.FAIL,
+                Verdict.FAIL,
                 "It makes worse what it is meant to improve: it is 11 % slower",
             ),
             (
                 Verdict.NOT_COMPARABLE,
                 "the reference failed",
-                Decision.UNDECIDED,
+                Verdict.NOT_COMPARABLE,
                 "Whether it gains anything was not judged: the reference failed",
             ),
         ],
@@ -436,7 +436,7 @@ class TestWithAGate:
         study: StudyResult,
         verdict: Verdict,
         reason: str,
-        decision: Decision,
+        decision: Verdict,
         because: str,
     ) -> None:
         row = self.judged(study, verdict, reason, [])

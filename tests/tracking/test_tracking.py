@@ -30,7 +30,6 @@ from sdopt.report import catalog
 from sdopt.report.catalog import HTML, MARKDOWN, REPORTS, ReportFile, markdown_table
 from sdopt.report.sweep import Sweep
 from sdopt.schema import Tracking
-from sdopt.statistics.scale import decision_of
 from sdopt.statistics.sentences import described
 from sdopt.statistics.summary import summary_of
 from sdopt.statistics.words import sampling_text
@@ -338,9 +337,7 @@ class TestStudy:
         assert "sdopt gate" in parent.data.tags["mlflow.note.content"]
         assert "verdicts.md" in store.artifacts(parent)
         [judgement] = [j for j in judged.judgements if j.candidate == "bfloat16"]
-        assert children["bfloat16"].data.tags["gate"] == str(
-            decision_of(judgement.verdict)
-        )
+        assert children["bfloat16"].data.tags["gate"] == judgement.verdict
         decided = {Verdict.PASS: 1, Verdict.FAIL: 0}.get(judgement.verdict)
         assert children["bfloat16"].data.metrics.get("gate/passed") == decided
         before = len(store.runs("shared"))

@@ -20,7 +20,6 @@ from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import rulings_of
 from sdopt.gate.rule_context import RuleContext
-from sdopt.gate.rulings import worst
 from sdopt.hardware.device import Device
 from sdopt.options.base import Optimization
 from sdopt.options.precision import Precision
@@ -30,7 +29,7 @@ from sdopt.quality.metrics import family_of
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.record.scores import ImageRecord
-from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.record.verdicts import Ruling, Verdict, worst
 from sdopt.statistics.measures import RULED
 from sdopt.study.reuse import join_latents
 from sdopt.variant import Variant

@@ -14,12 +14,11 @@ import numpy as np
 from sdopt.contract import Contract
 from sdopt.gate.calibration import Fit
 from sdopt.gate.judge import judge
-from sdopt.gate.rulings import worst
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import Promise, Status, StudyResult, VariantResult
 from sdopt.record.samples import Measurement, ShapeSamples
-from sdopt.record.verdicts import Verdict
+from sdopt.record.verdicts import Verdict, worst
 from sdopt.schema import Gate, Protocol, Rule
 from sdopt.statistics.comparing import compare
 from tests.records import recorded, timed
