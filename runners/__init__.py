@@ -101,6 +101,14 @@ class Arguments(argparse.ArgumentParser):
         )
         super().error(f"{message}{advice}")
 
+    def add_json(self) -> None:
+        """Adds `--json`: see `only_json`."""
+        self.add_argument(
+            "--json",
+            action="store_true",
+            help="print the answer as one JSON object, and nothing else",
+        )
+
     def add_config_dir(self) -> None:
         """Adds `--config-dir`, a folder of the user's own groups; it must be there."""
         from sdopt.config.paths import own_folder

@@ -50,6 +50,37 @@ def main(argv: list[str]) -> int:
     Returns:
         the exit code.
     """
+    parser = _parser()
+    arguments = parser.parsed(argv)
+    if arguments.prompts < 2:
+        parser.error("--prompts: must be at least 2")
+
+    if arguments.output:  # before minutes of drawing
+        _require_writable(arguments.output)
+    if arguments.folders:
+        first, second = arguments.folders
+        return _of_folders(first, second, arguments.overrides, arguments.output)
+    from .run import main as run
+
+    study: tuple[str, ...] = _MAGNITUDES
+    if not arguments.magnitudes:
+        counts = (
+            f"quality.prompt_count={arguments.prompts}",
+            f"quality.floor_prompts={arguments.prompts}",
+        )
+        study = (*_STUDY, *counts)
+    with scratch_folder("calibrate") as folder:
+        code = run([*study, *arguments.overrides, f"hydra.run.dir={folder}/run"])
+        if code not in ENDED or not (folder / "run" / "result.json").is_file():
+            return code
+        from sdopt.record.files import read_result
+
+        result = read_result(folder / "run")
+        write = _write_magnitudes if arguments.magnitudes else _write
+        return write(result, arguments.output)
+
+
+def _parser() -> Arguments:
     parser = Arguments(
         prog="sdopt calibrate",
         description="Measure the spread of a model's images from prompt to prompt and from noise to noise, once, with "
@@ -88,33 +119,7 @@ def main(argv: list[str]) -> int:
         type=Path,
         help="file to write (default: the one that comes with sdopt)",
     )
-    arguments = parser.parsed(argv)
-    if arguments.prompts < 2:
-        parser.error("--prompts: must be at least 2")
-
-    if arguments.output:  # before minutes of drawing
-        _require_writable(arguments.output)
-    if arguments.folders:
-        first, second = arguments.folders
-        return _of_folders(first, second, arguments.overrides, arguments.output)
-    from .run import main as run
-
-    study: tuple[str, ...] = _MAGNITUDES
-    if not arguments.magnitudes:
-        counts = (
-            f"quality.prompt_count={arguments.prompts}",
-            f"quality.floor_prompts={arguments.prompts}",
-        )
-        study = (*_STUDY, *counts)
-    with scratch_folder("calibrate") as folder:
-        code = run([*study, *arguments.overrides, f"hydra.run.dir={folder}/run"])
-        if code not in ENDED or not (folder / "run" / "result.json").is_file():
-            return code
-        from sdopt.record.files import read_result
-
-        result = read_result(folder / "run")
-        write = _write_magnitudes if arguments.magnitudes else _write
-        return write(result, arguments.output)
+    return parser
 
 
 def _require_writable(output: Path) -> None:

@@ -2,16 +2,61 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
 
 from . import Arguments, answers, end_with_code, judged_in, only_json
 
+if TYPE_CHECKING:
+    from sdopt.record.records import StudyResult
+    from sdopt.tracking.finding import Found
+
 
 @end_with_code
 def main(argv: list[str]) -> int:
     """Judges a result; returns 0 if all passed, 1 for a regression, 2 for a usage error, 3 if not all were judged."""
+    arguments = _parser().parsed(argv)
+
+    from sdopt.config.composer import gate_of
+    from sdopt.config.overrides import group_of
+    from sdopt.judging import Judging
+    from sdopt.schema import THRESHOLDS
+    from sdopt.tracking.finding import find_results
+
+    with only_json(arguments.json) as say:
+        config = gate_of(arguments.overrides, arguments.config_dir)
+        if not config.gate.judges:
+            raise UsageError(
+                f"gate={config.gate.name}: has no rules; choose gate=default, gate=strict or a gate of your own"
+            )
+        waived = _waived(arguments.waive, arguments.against)
+        found = find_results(judged_in(arguments.result), config.tracking)
+        named = {override.partition("=")[0] for override in arguments.overrides}
+        thresholds = {
+            name: getattr(config.protocol, name)
+            for name in THRESHOLDS
+            if f"protocol.{name}" in named
+        }
+        against = arguments.against and judged_in(arguments.against)
+        judging = Judging(
+            config,
+            against,
+            waived,
+            thresholds,
+            arguments.output,
+            own_gate=not any(group_of(key) == "gate" for key in named),
+        )
+        code, judged, problems = judging.judge_all(found)
+        if arguments.json:
+            answer = _answer(found, judged, bool(against), code)
+            say(answer | ({"problems": problems} if problems else {}))
+        return code
+
+
+def _parser() -> Arguments:
     parser = Arguments(
         prog="sdopt gate",
         description="Judge a result by a gate's rules, or, with --against, whether it is worse than an earlier one.",
@@ -46,61 +91,27 @@ def main(argv: list[str]) -> int:
         "result; for an MLflow run outputs/reports/<id>)",
     )
     parser.add_config_dir()
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print the answer as one JSON object, and nothing else",
-    )
-    arguments = parser.parsed(argv)
+    parser.add_json()
+    return parser
 
-    from sdopt.config.composer import gate_of
-    from sdopt.config.overrides import group_of
-    from sdopt.judging import Judging
+
+def _answer(
+    found: "Found", judged: Sequence["StudyResult"], is_drift: bool, code: int
+) -> dict[str, Any]:
+    """Returns the answers of the judged studies, and what verdicts.json holds of each; in a sweep, of all in order."""
     from sdopt.report.verdicts import against_sentence, verdict_json
-    from sdopt.schema import THRESHOLDS
     from sdopt.statistics.summary import summary_of
-    from sdopt.tracking.finding import find_results
 
-    with only_json(arguments.json) as say:
-        config = gate_of(arguments.overrides, arguments.config_dir)
-        if not config.gate.judges:
-            raise UsageError(
-                f"gate={config.gate.name}: has no rules; choose gate=default, gate=strict or a gate of your own"
-            )
-        waived = _waived(arguments.waive, arguments.against)
-        found = find_results(judged_in(arguments.result), config.tracking)
-        named = {override.partition("=")[0] for override in arguments.overrides}
-        thresholds = {
-            name: getattr(config.protocol, name)
-            for name in THRESHOLDS
-            if f"protocol.{name}" in named
-        }
-        against = arguments.against and judged_in(arguments.against)
-        judging = Judging(
-            config,
-            against,
-            waived,
-            thresholds,
-            arguments.output,
-            own_gate=not any(group_of(key) == "gate" for key in named),
-        )
-        code, judged, problems = judging.judge_all(found)
-        if arguments.json:
-            by_id = {}
-            for result in judged:
-                sentence = against_sentence(result) if arguments.against else ""
-                by_id[result.id] = json.loads(
-                    verdict_json(summary_of(result), sentence)
-                )
-            verdicts = [by_id.get(result.id) for result, _ in found.studies]
-            answer = answers(found, code) | {
-                "verdicts": verdicts if found.sweep else verdicts[0]
-            }
-            for study, verdict in zip(answer["studies"], verdicts, strict=True):
-                if verdict is not None:
-                    study["answer"] = verdict["answer"]
-            say(answer | ({"problems": problems} if problems else {}))
-        return code
+    by_id = {}
+    for result in judged:
+        sentence = against_sentence(result) if is_drift else ""
+        by_id[result.id] = json.loads(verdict_json(summary_of(result), sentence))
+    answer = answers(found, code)
+    verdicts = [by_id.get(result.id) for result, _ in found.studies]
+    for study, verdict in zip(answer["studies"], verdicts, strict=True):
+        if verdict is not None:
+            study["answer"] = verdict["answer"]
+    return answer | {"verdicts": verdicts if found.sweep else verdicts[0]}
 
 
 def _waived(names: str, against: str | None) -> tuple[str, ...]:

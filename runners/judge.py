@@ -14,6 +14,38 @@ TYPES = ("float32", "float16", "bfloat16")
 @end_with_code
 def main(argv: list[str]) -> int:
     """Judges folders of images; returns 0 if all passed, 1 for a regression, 2 for a usage error, 3 if undecided."""
+    arguments = _parser().parsed(argv)
+    overrides = [
+        word for word in arguments.candidates if "=" in word and not Path(word).exists()
+    ]
+    folders = [Path(word) for word in arguments.candidates if word not in overrides]
+
+    from sdopt.apps.exchange.judging import judge_folders
+    from sdopt.apps.exchange.settings import named_settings
+    from sdopt.apps.exchange.study import GivenFolder
+
+    with only_json(arguments.json) as say:
+        if not folders:
+            raise UsageError(
+                "CANDIDATE: name a folder of images to compare with the baseline"
+            )
+        given = GivenFolder(
+            arguments.baseline,
+            folders,
+            arguments.again,
+            Contract(arguments.contract),
+            arguments.precision,
+            changes=named_settings(arguments.changes) if arguments.changes else (),
+        )
+        code, folder = judge_folders(
+            given, overrides, arguments.output, ["sdopt", "judge", *argv]
+        )
+        if arguments.json:
+            say(answers(found_in(folder), code))
+        return code
+
+
+def _parser() -> Arguments:
     parser = Arguments(
         prog="sdopt judge",
         description="Compare images that any program made with those of a baseline, by the metrics and rules of a "
@@ -63,40 +95,8 @@ def main(argv: list[str]) -> int:
         type=Path,
         help="folder of the result (default: outputs/runs/judge/<time>)",
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print the answer as one JSON object, and nothing else",
-    )
-    arguments = parser.parsed(argv)
-    overrides = [
-        word for word in arguments.candidates if "=" in word and not Path(word).exists()
-    ]
-    folders = [Path(word) for word in arguments.candidates if word not in overrides]
-
-    from sdopt.apps.exchange.judging import judge_folders
-    from sdopt.apps.exchange.settings import named_settings
-    from sdopt.apps.exchange.study import GivenFolder
-
-    with only_json(arguments.json) as say:
-        if not folders:
-            raise UsageError(
-                "CANDIDATE: name a folder of images to compare with the baseline"
-            )
-        given = GivenFolder(
-            arguments.baseline,
-            folders,
-            arguments.again,
-            Contract(arguments.contract),
-            arguments.precision,
-            changes=named_settings(arguments.changes) if arguments.changes else (),
-        )
-        code, folder = judge_folders(
-            given, overrides, arguments.output, ["sdopt", "judge", *argv]
-        )
-        if arguments.json:
-            say(answers(found_in(folder), code))
-        return code
+    parser.add_json()
+    return parser
 
 
 if __name__ == "__main__":

@@ -10,7 +10,10 @@ from sdopt.scratch import scratch_folder
 from . import Arguments, end_with_code, indented
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from sdopt.apps.serving.config import Serving
+    from sdopt.hardware.device import Device
     from sdopt.variant import Variant
     from sdopt.worker.forkserver import StartContext
 
@@ -86,31 +89,13 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> None:
-    import asyncio
-    from contextlib import ExitStack
-    from functools import partial
-
-    from sdopt.apps.serving.engine import Engine, unservable
-    from sdopt.apps.serving.server import listen, serve
+    from sdopt.apps.serving.server import listen
     from sdopt.config.groups import data_sheets
-    from sdopt.locks import reserve
     from sdopt.preparation import check_models, fetch, remarks_on_variants
     from sdopt.worker.machine import find_machine
-    from sdopt.worker.process import WorkerProcess
 
     machine, context = find_machine(context, variant.hardware, data_sheets)
-    if serving.engine == "ray" and find_spec("ray") is None:
-        raise ConflictError(
-            ["engine=ray: needs an extra: pip install 'sdopt[ray-serve]'"]
-        )
-    if problems := unservable(variant, serving, machine.device):
-        raise ConflictError(problems)
-    if serving.host not in ("127.0.0.1", "::1", "localhost"):
-        print_problems(
-            [
-                f"serving.host={serving.host}: whoever reaches this address may use the server; it has no passwords"
-            ]
-        )
+    _require_servable(variant, serving, machine.device)
     listening = listen(serving) if serving.engine == "local" else None
     fetch([variant], context)
     check_models([variant], ("path", "hub"), context)
@@ -122,30 +107,63 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
         from sdopt.apps.serving.ray import deploy
 
         site = f"http://{serving.host}:{serving.port}"
-        print(
-            f"{site}: loading {_described(variant, serving)}, {serving.replicas} replicas",
-            flush=True,
-        )
+        described = f"{_described(variant, serving)}, {serving.replicas} replicas"
+        print(f"{site}: loading {described}", flush=True)
         deploy(variant, serving, machine.device, lambda: _say_ready(site))
-        print("ended", flush=True)
-        return
+    else:
+        _serve_here(variant, serving, context, machine.device, listening)
+    print("ended", flush=True)
+
+
+def _require_servable(variant: "Variant", serving: "Serving", device: "Device") -> None:
+    """Raises ConflictError for what cannot be served; says that an address is open to others."""
+    from sdopt.apps.serving.engine import unservable
+
+    if serving.engine == "ray" and find_spec("ray") is None:
+        raise ConflictError(
+            ["engine=ray: needs an extra: pip install 'sdopt[ray-serve]'"]
+        )
+    if problems := unservable(variant, serving, device):
+        raise ConflictError(problems)
+    if serving.host not in ("127.0.0.1", "::1", "localhost"):
+        print_problems(
+            [
+                f"serving.host={serving.host}: whoever reaches this address may use the server; it has no passwords"
+            ]
+        )
+
+
+def _serve_here(
+    variant: "Variant",
+    serving: "Serving",
+    context: "StartContext",
+    device: "Device",
+    listening: "socket",
+) -> None:
+    """Serves from a worker of this machine, for which studies wait until it ends."""
+    import asyncio
+    from contextlib import ExitStack
+    from functools import partial
+
+    from sdopt.apps.serving.engine import Engine
+    from sdopt.apps.serving.server import serve
+    from sdopt.locks import reserve
+    from sdopt.worker.process import WorkerProcess
+
     host, port = listening.getsockname()[:2]
     site = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder("serve"))
-        # Studies wait until it ends.
         if variant.hardware.exclusive and (
-            holder := stack.enter_context(reserve(machine.device, "sdopt serve"))
+            holder := stack.enter_context(reserve(device, "sdopt serve"))
         ):
             print_problems(
-                [
-                    f"{holder} measures on {machine.device.name}, and this server disturbs it"
-                ]
+                [f"{holder} measures on {device.name}, and this server disturbs it"]
             )
         start = partial(
             WorkerProcess,
             context,
-            machine.device,
+            device,
             variant.protocol.timeout_s,
             variant,
             folder / "worker.log",
@@ -158,8 +176,7 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
             _say_ready(site)
             await asyncio.Event().wait()
 
-        asyncio.run(serve(engine, serving, machine.device, listening, until_told))
-    print("ended", flush=True)
+        asyncio.run(serve(engine, serving, device, listening, until_told))
 
 
 def _described(variant: "Variant", serving: "Serving") -> str:

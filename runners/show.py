@@ -33,11 +33,7 @@ def main(argv: list[str]) -> int:
         action="store_true",
         help="show every figure, reason and note, as the page does",
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print the answer as one JSON object, and nothing else",
-    )
+    parser.add_json()
     parser.add_argument(
         "overrides",
         nargs="*",
