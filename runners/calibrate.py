@@ -167,7 +167,7 @@ def _write_magnitudes(result: "StudyResult", output: Path | None) -> int:
     config = result.config
     [measurement] = result.baseline_variant.measurements
     [evidence] = [
-        item for item in measurement.shapes[0].evidence if item.axis == "caching"
+        item for item in measurement.main.evidence if item.axis == "caching"
     ]
     if not evidence.engaged:
         raise UnavailableError(f"nothing was measured: {evidence.summary}")

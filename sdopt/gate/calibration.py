@@ -7,7 +7,7 @@ as shares of that spread.
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -53,17 +53,18 @@ class Calibration:
             for each key, its value in the calibration and its value in the study. Omits keys that the calibration does
             not record, and keys that both leave to the model.
         """
-        theirs = work_of(config)
-        mine = self.workload | {
-            f"scheduler.{key}": value for key, value in self.scheduler.items()
-        }
-        mine |= {f"task.{key}": value for key, value in _named(self.task).items()}
+        mine = dict(self.workload)
+        for section, values in (
+            ("scheduler", self.scheduler),
+            ("task", _named(self.task)),
+        ):
+            mine |= {f"{section}.{key}": value for key, value in values.items()}
         differing = {}
-        for key, value in theirs.items():
-            if mine.get(key) is None or mine[key] == value:
-                continue
-            name = key if "." in key else f"workload.{key}"
-            differing[name] = mine[key], value
+        for key, value in work_of(config).items():
+            measured = mine.get(key)
+            if measured is not None and measured != value:
+                name = key if "." in key else f"workload.{key}"
+                differing[name] = measured, value
         return differing
 
     def other_parts(self, parts: str) -> dict[str, tuple[str, str]]:
@@ -154,36 +155,33 @@ def calibration_for(result: StudyResult, path: str | None) -> Fit:
     Raises:
         UsageError: the file at `path` is missing or is not a calibration.
     """
-    named = [read_calibration(Path(path))] if path else None
-    digests = _digests(result, result.baseline_variant)
-    whole = _fitting(result.config, digests, path, named)
-    plain = work_of(result.baseline_variant.config)
+    baseline = result.baseline_variant
+    plain = work_of(baseline.config)
     others: dict[str, Fit] = {}
     for variant in result.candidates:
         if work_of(variant.config) != plain:
             weights = _digests(result, variant)
-            others[variant.name] = _fitting(variant.config, weights, path, named)
+            others[variant.name] = _fitting(variant.config, weights, path)
+    whole = _fitting(result.config, _digests(result, baseline), path)
     return replace(whole, others=others)
 
 
 def _fitting(
-    config: RecordedConfig,
-    digests: Mapping[str, str],
-    path: str | None,
-    given: Sequence[Calibration] | None,
+    config: RecordedConfig, digests: Mapping[str, str], path: str | None
 ) -> Fit:
-    """Returns the calibration that fits some work: of those that are `given`, or of those that sdopt ships."""
-    calibrations = list(_shipped(config) if given is None else given)
+    """Returns the calibration that fits some work: that of the file, or of those that sdopt ships."""
+    source = "the calibration that comes with sdopt"
+    calibrations = _shipped(config)
+    if path:
+        source = f"gate.calibration={path}"
+        calibrations = [read_calibration(Path(path))]
     if not calibrations:
         return Fit()
     calibrations.sort(key=lambda calibration: len(calibration.differing(config)))
     for calibration in calibrations:
         if not _other_weights(calibration, digests):
             parts = digests.get(_PARTS, "")
-            return fit_of(calibration, config, path is not None, parts)
-    source = "the calibration that comes with sdopt"
-    if path:
-        source = f"gate.calibration={path}"
+            return fit_of(calibration, config, bool(path), parts)
     weights = ", ".join(_other_weights(calibrations[0], digests))
     return Fit(
         refusal=f"{source} is of other weights, {weights}: {how_to_calibrate(config)}"
@@ -192,9 +190,8 @@ def _fitting(
 
 def _digests(result: StudyResult, variant: VariantResult) -> dict[str, str]:
     """Returns the hashes of the weights of a variant's model and options, and of each feature extractor of its study."""
-    own = {"model": variant.inputs.get("model", "")}
-    if _PARTS in variant.inputs:
-        own[_PARTS] = variant.inputs[_PARTS]
+    digests = {"model": "", **variant.inputs}
+    own = {name: digests[name] for name in ("model", _PARTS) if name in digests}
     return own | result.feature_digests
 
 
@@ -343,9 +340,9 @@ def calibration_of(result: StudyResult) -> Calibration:
     spreads = result.floors.get("sampling")
     if not spreads:
         problem = "no calibration written: the images could not be drawn or scored"
-        for variant in result.variants:
-            if variant.status.failure:
-                raise UnavailableError(f"{problem}: {variant.name}: {variant.reason}")
+        failed = [variant for variant in result.variants if variant.status.failure]
+        if failed:
+            problem += f": {failed[0].name}: {failed[0].reason}"
         raise UnavailableError(problem)
     config = result.config
     work = work_of(config)

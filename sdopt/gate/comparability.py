@@ -1,10 +1,10 @@
 """Checks whether two variants can be compared at all, and what disturbed their timed calls, in every gate."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from sdopt.gate.rulings import find_scores, unjudged
 from sdopt.record.records import Status, StudyResult, VariantResult
-from sdopt.record.samples import Measurement
+from sdopt.record.samples import Call
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.statistics.pairs import flattened, paired
@@ -113,9 +113,8 @@ def repeated_prompts(
     reference: VariantResult,
 ) -> list[Ruling]:
     """Rules on a speed-up of calls that repeated prompts and noise: remembering may have made them faster."""
-    repeated = 0
-    for measurement in [*candidate.measurements, *reference.measurements]:
-        repeated += sum(call.repeated for call in measurement.shapes[0].calls)
+    calls = [*candidate.calls, *reference.calls]
+    repeated = sum(call.repeated for call in calls)
     if not repeated:
         return []
     reason = (
@@ -144,7 +143,7 @@ def disturbances(
         shares: list[float] = []
         for measurement in variant.measurements:
             if measurement.session in sessions:
-                shares += _deciding(measurement)
+                shares += _deciding(measurement.main.calls)
         count = sum(share > limit for share in shares)
         if 2 * count > len(shares):
             disturbed.append(
@@ -163,20 +162,15 @@ def uncounted(
     """Says that nothing counted what disturbed the timed calls of two variants, so that `disturbances` saw none."""
     if result.config.protocol.interference is None:
         return []
-    measurements = [*candidate.measurements, *reference.measurements]
-    timed = [
-        measurement for measurement in measurements if measurement.shapes[0].latency_s
-    ]
-    counted = any(list(_deciding(measurement)) for measurement in timed)
-    if counted or not timed:
+    calls = [*candidate.calls, *reference.calls]
+    if not calls or _deciding(calls):
         return []
     return [
         "nothing counted what other programs took from these calls, so that other work would not show"
     ]
 
 
-def _deciding(measurement: Measurement) -> Iterator[float]:
-    """Yields, for each timed call that decides, the share that others took, if it is known."""
-    for call in measurement.shapes[0].calls:
-        if call.disturbed is not None and not call.left_out:
-            yield call.disturbed
+def _deciding(calls: Sequence[Call]) -> list[float]:
+    """Returns, for each timed call that decides, the share that others took, if it is known."""
+    deciding = (call.disturbed for call in calls if not call.left_out)
+    return [share for share in deciding if share is not None]

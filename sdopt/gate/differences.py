@@ -66,13 +66,8 @@ def _against(name: str, now: object, then: object) -> str:
 
 def _changed(now: _Side, then: _Side) -> _Values:
     """Returns what differs, by name; None stands for what one side has not."""
-    changed: _Values = {}
-    for name in sorted({*now, *then}):
-        value = now.get(name)
-        earlier = then.get(name)
-        if value != earlier:
-            changed[name] = (value, earlier)
-    return changed
+    nothing = dict.fromkeys(sorted({*now, *then}))
+    return changed_in_both({**nothing, **now}, {**nothing, **then})
 
 
 def changed_in_both(now: _Side, then: _Side) -> _Values:
@@ -95,17 +90,16 @@ def _of_results(later: StudyResult, earlier: StudyResult) -> Iterator[Difference
         **changed_in_both(_settings(now), _settings(then)),
         "baseline": (later.baseline, earlier.baseline),
         **_work(later, earlier, later.baseline_variant, earlier.baseline_variant),
-        "quality.reference": (_reference_of(later), _reference_of(earlier)),
+        # Which images distances such as CMMD are to, their names do not say.
+        "quality.reference": (
+            reference_of(later.config.quality, later.config.model),
+            reference_of(earlier.config.quality, earlier.config.model),
+        ),
         **_contents(later.feature_digests, earlier.feature_digests),
     }
     for name, (value, earlier_value) in settings.items():
         if value != earlier_value:
             yield _against(name, value, earlier_value), ""
-
-
-def _reference_of(result: StudyResult) -> str:
-    """Returns the set of images that distances such as CMMD are to, which their names do not say."""
-    return reference_of(result.config.quality, result.config.model)
 
 
 _PLACES = {
@@ -255,12 +249,9 @@ def _counts(package: str, later: StudyResult, earlier: StudyResult) -> bool:
         return True
     words = _LOADED_BY[package]
     for variant in (*later.variants, *earlier.variants):
-        if PATCH in variant.choices:
+        chosen = str(variant.choices)
+        if PATCH in variant.choices or any(word in chosen for word in words):
             return True
-        for axis, option in variant.choices.items():
-            choice = f"{axis} {option}"
-            if any(word in choice for word in words):
-                return True
     return False
 
 

@@ -80,10 +80,10 @@ def judge_drift(
         return judgement(comparison, contract, rulings, note)
 
     judgements = []
+    if not pairs_images:
+        folders = None
     for name in common:
-        contexts = _contexts(
-            later, earlier, name, fit, folders if pairs_images else None
-        )
+        contexts = _contexts(later, earlier, name, fit, folders)
         lost = _lost_gain(later, earlier, name, rules)
         rulings = [lost] if lost else rulings_of(contexts, judged, contract)
         judgements.append(of(name, rulings, notes))
@@ -166,12 +166,9 @@ def _contexts(
         floor = max(known_floors, default=None)
 
         def speedup(_metric: str) -> LogRatio | None:
-            # The baseline's own speed-up is 1.
-            return (
-                LogRatio(0.0, 0.0)
-                if name == later.baseline
-                else speedup_drift(now, then)
-            )
+            if name == later.baseline:  # whose own speed-up is 1
+                return LogRatio(0.0, 0.0)
+            return speedup_drift(now, then)
 
         candidate, _ = now
         reference, _ = then

@@ -125,35 +125,29 @@ def _notes(result: StudyResult, context: RuleContext) -> Iterator[str]:
 
 def judged_comparisons(result: StudyResult) -> list[Comparison]:
     """Returns the comparisons that a gate judges: without the repeated baseline and skipped candidates."""
-    judged = []
-    for comparison in result.comparisons:
-        candidate = result.variant(comparison.candidate)
-        if not candidate.is_control and candidate.status is not Status.SKIPPED:
-            judged.append(comparison)
-    return judged
+    judged = {row.name for row in result.variants if not row.is_control}
+    judged -= {row.name for row in result.variants if row.status is Status.SKIPPED}
+    return [edge for edge in result.comparisons if edge.candidate in judged]
 
 
 def left_unjudged(result: StudyResult) -> bool:
     """Returns whether the study's own gate has judged nothing of what was measured, and so has passed nothing."""
     gate = result.config.gate
-    if not gate.judges or gate.report_only or result.judgements:
-        return False
-    if result.status != "finished":
+    asked = gate.judges and not gate.report_only and result.status == "finished"
+    if not asked or result.judgements:
         return False
     return any(variant.status.measured for variant in result.candidates)
 
 
 def exit_code(judgements: Sequence[Judgement], gate: Gate) -> int:
     """Returns 0 if all judgements pass, 1 for a regression, and 3 if something could not be judged."""
-    if gate.report_only:
+    if gate.report_only or not judgements:
         return 0
-    verdicts = {judgement.verdict for judgement in judgements}
-    if Verdict.FAIL in verdicts:
-        return 1
-    passing = {Verdict.PASS}
-    if gate.undecided_passes:
-        passing.add(Verdict.INCONCLUSIVE)
-    return 0 if verdicts <= passing else 3
+    verdict = worst(judgement.verdict for judgement in judgements)
+    passes = verdict is Verdict.INCONCLUSIVE and gate.undecided_passes
+    if passes or verdict is Verdict.PASS:
+        return 0
+    return 1 if verdict is Verdict.FAIL else 3
 
 
 def worst_code(codes: Iterable[int]) -> int:
@@ -177,8 +171,7 @@ def _contexts(
     def at(shape_index: int) -> RuleContext:
         view = result.at(shape_index)
         edge = comparison.at(shape_index)
-        candidate = view.variant(edge.candidate)
-        reference = view.variant(edge.reference)
+        candidate, reference = view.sides(edge)
         is_main = shape_index == 0
         trust = (
             trust_rulings(view, candidate, reference) if sees_calls and is_main else []
@@ -254,12 +247,8 @@ def rulings_of(
         at_shapes = contexts if rule.metric in RULED else [first]
         rulings += [context.apply(rule, gate) for context in at_shapes]
     if not rules:
-        rulings.append(
-            unjudged(
-                "rules",
-                f"gate={gate.name} has no rules for the contract {contract}",
-            )
-        )
+        reason = f"gate={gate.name} has no rules for the contract {contract}"
+        rulings.append(unjudged("rules", reason))
     if first.disturbed:
         rulings.append(Ruling("undisturbed", "", Verdict.INCONCLUSIVE, first.disturbed))
     return rulings
@@ -278,7 +267,7 @@ def judgement(
         comparison.reference,
         comparison.credit,
         contract,
-        verdict or Verdict.NOT_COMPARABLE,
+        verdict,
         rulings,
         note,
     )

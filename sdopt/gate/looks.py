@@ -17,19 +17,14 @@ from sdopt.statistics.pairs import Pair, flattened, paired
 
 def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
     """Returns the look that judging a comparison now counts as, without its verdict."""
-    candidate = result.variant(comparison.candidate)
-    reference = result.variant(comparison.reference)
+    candidate, reference = result.sides(comparison)
     pairs = flattened(paired(candidate, reference))
     images = [_images(candidate), _images(reference)]
     times = [_times(pair) for pair in pairs]
     data = short_digest(json.dumps([times, images]).encode())
     names = (candidate.name, reference.name)
-    seen: list[str] = []
-    for look in result.looks:
-        of_these = (look.candidate, look.reference) == names
-        if of_these and look.data not in seen:
-            seen.append(look.data)
-    seen.append(data)
+    looks = [one for one in result.looks if (one.candidate, one.reference) == names]
+    seen = list(dict.fromkeys([*(look.data for look in looks), data]))
     return Look(
         candidate=candidate.name,
         reference=reference.name,
@@ -47,13 +42,13 @@ def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
 def _times(pair: Pair) -> list[tuple[int, int, list[float]]]:
     times = []
     for measurement in pair:
-        samples = measurement.shapes[0]
+        samples = measurement.main
         times.append((measurement.replicate, measurement.session, samples.latency_s))
     return times
 
 
 def _rounds(pair: Pair) -> int:
-    calls = [measurement.shapes[0].deciding_s for measurement in pair]
+    calls = [measurement.main.deciding_s for measurement in pair]
     return min(map(len, calls))
 
 

@@ -54,11 +54,9 @@ class Claim:
     @property
     def gain(self) -> LogRatio | None:
         """The factor by which the candidate is better."""
-        return (
-            self.ratio
-            if self.ratio is None or self.measure.higher_is_better
-            else self.ratio.inverted()
-        )
+        if self.ratio is None or self.measure.higher_is_better:
+            return self.ratio
+        return self.ratio.inverted()
 
     @property
     def p_gain(self) -> float | None:
@@ -68,11 +66,8 @@ class Claim:
     @property
     def p_harm(self) -> float | None:
         """The one-sided p value of a harm that counts."""
-        return (
-            self.gain.inverted().p_value(max(self.smallest, self.spared))
-            if self.gain
-            else None
-        )
+        limit = max(self.smallest, self.spared)
+        return self.gain.inverted().p_value(limit) if self.gain else None
 
 
 def answer_claims(claims: Sequence[Claim], confidence: float) -> None:
@@ -171,13 +166,8 @@ def must_pay(claims: Sequence[Claim], changes: Sequence[str] | None) -> Ruling:
 
 
 def _ruling(verdict: Verdict, payoff: Payoff, reason: str) -> Ruling:
-    return Ruling(
-        "must pay",
-        "",
-        verdict,
-        f"{payoff}: {reason}",
-        payoff=payoff,
-    )
+    reason = f"{payoff}: {reason}"
+    return Ruling("must pay", "", verdict, reason, payoff=payoff)
 
 
 def holm(p_values: Sequence[float], level: float) -> list[bool]:

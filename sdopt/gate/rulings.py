@@ -36,12 +36,12 @@ TESTED: dict[str, _Test] = {}
 """The function of each of `TESTS`."""
 
 
-def _tests(name: str) -> Callable[[_Test], _Test]:
-    """Makes a function the one that rules by the test of a name."""
+def _tests(*names: str) -> Callable[[_Test], _Test]:
+    """Makes a function the one that rules by some tests."""
 
-    def register(test: _Test) -> _Test:
-        TESTED[name] = test
-        return test
+    def register(function: _Test) -> _Test:
+        TESTED.update(dict.fromkeys(names, function))
+        return function
 
     return register
 
@@ -69,33 +69,23 @@ def require_finite(name: str, score: Score) -> None:
     """Raises UnjudgedError if a score or a prompt's value is missing or not finite."""
     if score.estimate is None or not math.isfinite(score.estimate):
         raise UnjudgedError(name, score.note or "the value is not finite")
-    if any(
-        value is None or not math.isfinite(value)
-        for value in [*score.per_prompt, *score.leave_one_out]
-    ):
+    values = [*score.per_prompt, *score.leave_one_out]
+    if any(value is None or not math.isfinite(value) for value in values):
         raise UnjudgedError(name, "a prompt's value is not finite")
 
 
 def bounds_of(score: Score, confidence: float | None) -> Bounds:
     """Returns a score with one-sided bounds at a confidence; without a confidence, both bounds are the estimate."""
-    assert score.estimate is not None
+    value = score.estimate
+    assert value is not None
     if confidence is None:
-        return Bounds(
-            score.estimate,
-            score.estimate,
-            score.estimate,
-            math.nan,
-            len(score.per_prompt),
-        )
+        return Bounds(value, value, value, math.nan, len(score.per_prompt))
     if score.leave_one_out:
-        return jackknife_bounds(
-            score.estimate,
-            np.array(score.leave_one_out, dtype=float),
-            confidence,
-        )
+        without = np.array(score.leave_one_out, dtype=float)
+        return jackknife_bounds(value, without, confidence)
     if score.per_prompt:
         return mean_bounds(np.array(score.per_prompt, dtype=float), confidence)
-    return Bounds(score.estimate, None, None, math.nan, 0)
+    return Bounds(value, None, None, math.nan, 0)
 
 
 def against(
@@ -114,14 +104,9 @@ def against(
     wrong = "below" if at_least else "above"
     side = f"not {wrong}" if passes else wrong
     bound = _deciding_bound(low, high, above, rule.confidence)
-    return _ruling(
-        rule,
-        name,
-        bounds,
-        limit,
-        Verdict.PASS if passes else Verdict.FAIL,
-        f"{bound}, {side} the limit {limit:.4g}",
-    )
+    verdict = Verdict.PASS if passes else Verdict.FAIL
+    reason = f"{bound}, {side} the limit {limit:.4g}"
+    return _ruling(rule, name, bounds, limit, verdict, reason)
 
 
 def _deciding_bound(
@@ -147,35 +132,19 @@ def two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) ->
     return max(nearer, other, key=lambda ruling: list(Verdict).index(ruling.verdict))
 
 
-@_tests("at_least")
-def _not_below(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
+@_tests("at_least", "at_most", "non_inferior")
+def _beside_limit(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     bounds = bounds_of(score, rule.confidence)
-    return against(rule, name, bounds, limit, at_least=True)
+    threshold = -limit if rule.how.figure == "change" else limit
+    return against(rule, name, bounds, threshold, rule.how.side == "least")
 
 
-@_tests("at_most")
-def _not_above(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
+@_tests("equivalent", "within")
+def _between_limits(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     bounds = bounds_of(score, rule.confidence)
-    return against(rule, name, bounds, limit, at_least=False)
-
-
-@_tests("non_inferior")
-def _not_worse(rule: Rule, name: str, score: Score, margin: float) -> Ruling:
-    return _not_below(rule, name, score, -margin)
-
-
-@_tests("equivalent")
-def _alike(rule: Rule, name: str, score: Score, margin: float) -> Ruling:
-    bounds = bounds_of(score, rule.confidence)
-    return two_sided(rule, name, bounds, -margin, margin)
-
-
-@_tests("within")
-def _between(rule: Rule, name: str, score: Score, _limit: float) -> Ruling:
-    assert rule.low is not None
-    assert rule.high is not None
-    bounds = bounds_of(score, rule.confidence)
-    return two_sided(rule, name, bounds, rule.low, rule.high)
+    low = -limit if rule.low is None else rule.low
+    high = limit if rule.high is None else rule.high
+    return two_sided(rule, name, bounds, low, high)
 
 
 def level_of(confidence: float) -> str:
@@ -186,14 +155,8 @@ def level_of(confidence: float) -> str:
 def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     """Returns an inconclusive ruling that says what would settle it."""
     prompts = _prompts_needed(rule, bounds, limit)
-    ruling = _ruling(
-        rule,
-        name,
-        bounds,
-        limit,
-        Verdict.INCONCLUSIVE,
-        f"{_interval_text(rule, bounds, limit)}; {_settling(bounds, prompts)}",
-    )
+    reason = f"{_interval_text(rule, bounds, limit)}; {_settling(bounds, prompts)}"
+    ruling = _ruling(rule, name, bounds, limit, Verdict.INCONCLUSIVE, reason)
     return replace(ruling, prompts=prompts)
 
 
@@ -258,14 +221,7 @@ def _each_zero(rule: Rule, name: str, score: Score, _limit: float) -> Ruling:
     if wrong:
         verdict = Verdict.FAIL
         reason = f"{wrong} of {len(values)} prompts differ"
-    return Ruling(
-        rule.test,
-        name,
-        verdict,
-        reason,
-        score.estimate,
-        margin=0.0,
-    )
+    return Ruling(rule.test, name, verdict, reason, score.estimate, margin=0.0)
 
 
 @_tests("every")
@@ -281,16 +237,7 @@ def _none_beyond(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     if wrong:
         verdict = Verdict.FAIL
         reason = f"{wrong} of {len(values)} prompts exceed {limit:.4g}, the worst with {worst:.4g}"
-    return Ruling(
-        rule.test,
-        name,
-        verdict,
-        reason,
-        estimate=worst,
-        low=worst,
-        high=worst,
-        margin=limit,
-    )
+    return Ruling(rule.test, name, verdict, reason, worst, worst, worst, limit)
 
 
 @_tests("rarely")
@@ -328,12 +275,9 @@ def precision_of(variant: VariantResult) -> str | None:
     has no such choice, so that a rule with a limit by type cannot be judged.
     """
     precision = variant.config.options.get("precision")
-    if not isinstance(precision, dict) or "weights" not in precision:
+    if not isinstance(precision, dict):
         return None
-    types = []
-    for key in ("weights", "autocast"):
-        if precision.get(key):
-            types.append(str(precision[key]))
-    if not types or not set(types) <= UNIT_ROUNDOFF.keys():
+    types = [str(precision.get("weights")), precision.get("autocast") or "float32"]
+    if not UNIT_ROUNDOFF.keys() >= set(types):
         return None
     return max(types, key=UNIT_ROUNDOFF.__getitem__)

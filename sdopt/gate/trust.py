@@ -71,8 +71,7 @@ def doubts_of(result: StudyResult) -> list[str]:
             for doubt in image_doubts(result, variant):
                 doubts.append(f"{variant.name}: {doubt}")
     for edge in result.comparisons:
-        candidate = result.variant(edge.candidate)
-        reference = result.variant(edge.reference)
+        candidate, reference = result.sides(edge)
         if not candidate.status.timed or not reference.status.timed:
             continue
         for ruling in trust_rulings(result, candidate, reference):
@@ -118,10 +117,11 @@ def image_doubts(result: StudyResult, variant: VariantResult) -> list[str]:
     limit = error_limit(result, variant)
     doubts = []
     for measurement in variant.measurements:
-        errors: list[tuple[float, int]] = []
-        for image in measurement.shapes[0].timed_images:
-            if image.error is not None:
-                errors.append((image.error, image.prompt_index))
+        errors = [
+            (image.error, image.prompt_index)
+            for image in measurement.main.timed_images
+            if image.error is not None
+        ]
         wrong = [error for error in errors if not error[0] <= limit]
         if not wrong:
             continue
@@ -166,19 +166,13 @@ def _drawn_alike(
 
 def _uncompared_processes(variant: VariantResult) -> list[int]:
     """Returns the processes that were timed, and of which no image was compared."""
-    timed = set()
-    compared = set()
-    for measurement in variant.measurements:
-        if measurement.shapes[0].latency_s:
-            timed.add(measurement.replicate)
-        if _compared(measurement):
-            compared.add(measurement.replicate)
-    return sorted(timed - compared)
+    compared = {one.replicate for one in variant.measurements if _compared(one)}
+    return sorted(variant.samples.keys() - compared)
 
 
 def _compared(measurement: Measurement) -> int:
     """Returns the number of images of timed calls that were compared with a drawn one."""
-    images = measurement.shapes[0].timed_images
+    images = measurement.main.timed_images
     return sum(image.error is not None for image in images)
 
 
@@ -209,8 +203,7 @@ def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
     low = high = None
     width = two_samples(steps, reference_steps).half_width(2 * _CONFIDENCE - 1)
     if width is not None:
-        low = growth - width
-        high = growth + width
+        low, high = growth - width, growth + width
     verdict = Verdict.PASS
     if low is not None and low > limit:
         verdict = Verdict.FAIL
@@ -236,7 +229,7 @@ def _steps(variant: VariantResult) -> np.ndarray:
     """
     means = []
     for measurement in variant.measurements:
-        held = [call.held_gib for call in measurement.shapes[0].calls]
+        held = [call.held_gib for call in measurement.main.calls]
         steps = np.diff([gib for gib in held if gib is not None]) * 1024
         if steps.size > 1:
             largest = np.argmax(np.abs(steps))
@@ -248,11 +241,8 @@ def _steps(variant: VariantResult) -> np.ndarray:
 
 def _cores(variant: VariantResult) -> list[Ruling]:
     """Fails if timed calls used more cores than the run gives a process."""
-    cores: list[float] = []
-    for measurement in variant.measurements:
-        for call in measurement.shapes[0].calls:
-            if call.interference and call.interference.cores is not None:
-                cores.append(call.interference.cores)
+    counted = [call.interference for call in variant.calls if call.interference]
+    cores = [cause.cores for cause in counted if cause.cores is not None]
     threads = variant.config.hardware.threads
     if not cores or threads is None:
         return []
@@ -273,13 +263,13 @@ def _of_pass(candidate: VariantResult, reference: VariantResult) -> list[Ruling]
     if candidate_pass is None:
         return []
     steps = _block_steps(candidate_pass, candidate.config.images_per_call)
-    usual = 0.0
     if reference_pass is not None:
         of_call = reference.config.images_per_call
-        usual = float(_block_steps(reference_pass, of_call).mean())
+        usual = _block_steps(reference_pass, of_call).mean()
+        steps = steps - max(0.0, float(usual))
     return [
         _rarely_slow(candidate_pass, reference_pass),
-        _growing_when_drawn(candidate_pass, reference_pass, steps - max(0.0, usual)),
+        _growing_when_drawn(candidate_pass, reference_pass, steps),
     ]
 
 
@@ -307,7 +297,7 @@ def _rarely_slow(measurement: Measurement, reference: Measurement | None) -> Rul
     verdict = Verdict.FAIL
     if count <= 1 or share <= SLOW_SHARE:
         verdict = Verdict.PASS
-    elif (bounds.low or 0.0) <= SLOW_SHARE or not _rarely(reference):
+    elif (bounds.low or 0.0) <= SLOW_SHARE or _often_slow(reference):
         verdict = Verdict.INCONCLUSIVE
     return Ruling(
         "rarely slow",
@@ -321,12 +311,11 @@ def _rarely_slow(measurement: Measurement, reference: Measurement | None) -> Rul
     )
 
 
-def _rarely(measurement: Measurement | None) -> bool:
-    """Returns whether few calls of a quality pass are slow; False without one."""
-    if measurement is None:
-        return False
-    slow = _over_median(measurement) > SLOW
-    return bool(slow.mean() <= SLOW_SHARE)
+def _often_slow(measurement: Measurement | None) -> bool:
+    """Returns whether more than a few calls of a quality pass are slow, or may be, without one."""
+    return measurement is None or bool(
+        (_over_median(measurement) > SLOW).mean() > SLOW_SHARE
+    )
 
 
 def _over_median(measurement: Measurement) -> np.ndarray:

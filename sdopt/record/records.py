@@ -17,7 +17,7 @@ from sdopt.record.choices import NONE, PATCH, difference
 from sdopt.record.comparisons import Comparison, Effect
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.programs import Program
-from sdopt.record.samples import Evidence, Measurement
+from sdopt.record.samples import Call, Evidence, Measurement
 from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.record.verdicts import Judgement, Look
 from sdopt.schema import Shape, Sheet
@@ -177,11 +177,15 @@ class VariantResult:
         """End-to-end times at the main shape of the rounds that decide, by replicate: of all its sessions in turn."""
         times: dict[int, list[float]] = {}
         for measurement in self.measurements:
-            if measurement.shapes[0].calls:
-                times.setdefault(measurement.replicate, []).extend(
-                    measurement.shapes[0].deciding_s
-                )
+            if measurement.main.calls:
+                of_process = times.setdefault(measurement.replicate, [])
+                of_process += measurement.main.deciding_s
         return times
+
+    @property
+    def calls(self) -> list[Call]:
+        """All timed calls at the main shape, process by process."""
+        return list(chain.from_iterable(one.main.calls for one in self.measurements))
 
     def at(self, shape_index: int) -> "VariantResult":
         """Returns the result with the shape at this index as its main one; only the first shape has images."""
@@ -454,6 +458,10 @@ class StudyResult:
                 return variant
         names = ", ".join(variant.name for variant in self.variants)
         raise UsageError(f"variant={name}: not in the study; choose one of {names}")
+
+    def sides(self, comparison: Comparison) -> tuple[VariantResult, VariantResult]:
+        """Returns the candidate and the reference of a comparison."""
+        return self.variant(comparison.candidate), self.variant(comparison.reference)
 
     @property
     def baseline_variant(self) -> VariantResult:

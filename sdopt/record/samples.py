@@ -249,10 +249,15 @@ class Measurement:
     """Whether evidence, stages and images were taken after its rounds."""
 
     @property
+    def main(self) -> ShapeSamples:
+        """Its samples at the main shape."""
+        return self.shapes[0]
+
+    @property
     def memories(self) -> list[Memory]:
         """Its memory readings: in a call, and, unless it served several shapes, after the last round."""
         memories = (
-            self.shapes[0].memory,
+            self.main.memory,
             None if len(self.shapes) > 1 else self.memory_after,
         )
         return [memory for memory in memories if memory]

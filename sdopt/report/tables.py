@@ -77,7 +77,7 @@ def _evidence_of(
         axes = difference(variant.choices, reference.choices)
         if not axes and variant.config == reference.config:
             yield REPEATS
-        for item in variant.measurements[0].shapes[0].evidence:
+        for item in variant.measurements[0].main.evidence:
             if item.axis in axes:
                 yield item.summary
     if edge.note and variant.status.timed:

@@ -91,7 +91,7 @@ def first_image_s(variant: VariantResult) -> float | None:
     """Returns the seconds from the start of loading to the end of the first call; None where they were not measured."""
     for measurement in variant.measurements:
         load_s = measurement.load_s
-        call_s = measurement.shapes[0].cold_start_s
+        call_s = measurement.main.cold_start_s
         if load_s is not None and call_s is not None:
             return load_s + call_s
     return None

@@ -55,7 +55,7 @@ def traced_active(variant: VariantResult, baseline: VariantResult) -> bool:
 def traced(variant: VariantResult) -> dict[str, float]:
     """Returns what ran in the traced call of a variant, with the graphs that its first call compiled."""
     for measurement in variant.measurements:
-        samples = measurement.shapes[0]
+        samples = measurement.main
         if samples.traced and samples.graphs:
             return samples.traced | {"compiled graphs": float(samples.graphs)}
         if samples.traced:

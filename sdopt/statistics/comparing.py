@@ -52,8 +52,7 @@ def compare(result: StudyResult) -> None:
     control = _timed_control(result)
     result.floor = floor(control, result.baseline_variant) if control else None
     for comparison in result.comparisons:
-        candidate = result.variant(comparison.candidate)
-        reference = result.variant(comparison.reference)
+        candidate, reference = result.sides(comparison)
         comparison.break_even = None
         unmeasured = [
             variant for variant in (candidate, reference) if not variant.status.timed

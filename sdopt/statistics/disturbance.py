@@ -166,7 +166,7 @@ def noise_of(result: StudyResult) -> dict[str, float]:
     peaks: list[float] = []
     for variant in timed:
         for measurement in variant.measurements:
-            times = measurement.shapes[0].deciding_s
+            times = measurement.main.deciding_s
             if len(times) < 2:
                 continue
             logs.append(np.log(times))
@@ -233,7 +233,7 @@ def unsettled(result: StudyResult) -> list[str]:
         if not variant.status.timed:
             continue
         for measurement in variant.measurements:
-            times = np.array(measurement.shapes[0].deciding_s)
+            times = np.array(measurement.main.deciding_s)
             if times.size > 2:
                 process = f"process {measurement.replicate + 1} of {variant.name}"
                 timed.append((process, times))

@@ -171,7 +171,7 @@ def _timed(result: StudyResult) -> Iterator[tuple[VariantResult, Logs]]:
     in_blocks = False
     for cell in cells:
         for measurement in cell.measurements:
-            if measurement.shapes[0].latency_s:
+            if measurement.main.latency_s:
                 sessions.add(measurement.session)
                 in_blocks |= any_in_block([(measurement, measurement)])
     baseline = result.baseline_variant
@@ -199,7 +199,7 @@ def _over_baseline(cell: VariantResult, baseline: VariantResult) -> Logs:
 def _alone(cell: VariantResult, in_blocks: bool) -> Logs:
     logs = {}
     for measurement in cell.measurements:
-        if measurement.shapes[0].latency_s:
+        if measurement.main.latency_s:
             logs[measurement.replicate] = log_times(measurement, in_blocks)
     return logs
 

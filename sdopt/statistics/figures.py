@@ -161,8 +161,7 @@ def _ratios_over_baseline(
 
 
 def _ratios(result: StudyResult, comparison: Comparison) -> dict[str, Ratio]:
-    candidate = result.variant(comparison.candidate)
-    reference = result.variant(comparison.reference)
+    candidate, reference = result.sides(comparison)
     timed = candidate.status.timed and reference.status.timed
     if timed and log_images(candidate, reference):
         # What earlier versions recorded was the ratio of calls.

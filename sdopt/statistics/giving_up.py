@@ -64,7 +64,7 @@ def at_least_slower(variant: VariantResult) -> float | None:
     """
     if not variant.given_up:
         return None
-    tried = next(m for m in variant.measurements if m.shapes[0].trial_s)
+    tried = next(m for m in variant.measurements if m.main.trial_s)
     bounds = []
     for samples in tried.shapes:
         bound = times_slower(samples.trial_s, samples.trial_beside_s)

@@ -96,8 +96,8 @@ def shared_log_times(
         count = min(times.size, reference_times.size)
         return times[:count], reference_times[:count]
     _, shared, reference_shared = np.intersect1d(
-        candidate.shapes[0].deciding_rounds,
-        reference.shapes[0].deciding_rounds,
+        candidate.main.deciding_rounds,
+        reference.main.deciding_rounds,
         return_indices=True,
     )
     return times[shared], reference_times[reference_shared]
@@ -108,7 +108,7 @@ def log_times(measurement: Measurement, in_blocks: bool) -> np.ndarray:
 
     A block that broke off before the baseline was measured again gives none.
     """
-    samples = measurement.shapes[0]
+    samples = measurement.main
     times: np.ndarray = np.log(samples.deciding_s)
     if samples.latency_before_s:
         before = np.log(samples.latency_before_s)
@@ -144,5 +144,5 @@ def only_beside_each_other(pairs: Sequence[Pair]) -> bool:
 
 
 def _in_block(measurement: Measurement) -> bool:
-    samples = measurement.shapes[0]
+    samples = measurement.main
     return bool(samples.latency_before_s)

@@ -37,8 +37,7 @@ def processes_needed(result: StudyResult) -> dict[str, int]:
         return needed
     wanted_width = math.log1p(result.config.protocol.precision)
     for edge in result.comparisons:
-        candidate = result.variant(edge.candidate)
-        reference = result.variant(edge.reference)
+        candidate, reference = result.sides(edge)
         if candidate.role == "control":
             continue
         for shape_index in range(len(result.shapes)):

@@ -38,7 +38,7 @@ def peak_rate(result: StudyResult, variant: VariantResult) -> tuple[str, float] 
     sheet = result.environment.sheet
     types: list[str] = []
     for measurement in variant.measurements:
-        for evidence in measurement.shapes[0].evidence:
+        for evidence in measurement.main.evidence:
             arithmetic = evidence.facts.get("arithmetic")
             if isinstance(arithmetic, list):
                 types += arithmetic
@@ -95,7 +95,7 @@ def shape_figures(row: Row, estimator: str) -> Figures:
 
 def _times(row: Row, estimator: str) -> Figures:
     variant = row.variant
-    shapes = [measurement.shapes[0] for measurement in variant.measurements]
+    shapes = [measurement.main for measurement in variant.measurements]
     figures: Figures = {}
     for name in ("median", "mean"):
         center = latency(variant, name, 0.95)
@@ -231,7 +231,7 @@ def _interference(variant: VariantResult) -> Figures:
     """Returns the mean and the worst share that others took from a call, and what else was counted."""
     calls: list[Call] = []
     for measurement in variant.measurements:
-        calls += measurement.shapes[0].calls
+        calls += measurement.main.calls
     shares = [call.disturbed for call in calls if call.disturbed is not None]
     causes = [call.interference for call in calls if call.interference is not None]
     if not shares:
@@ -292,7 +292,7 @@ def busy_share(variant: VariantResult) -> float | None:
     """
     shares = []
     for measurement in variant.measurements:
-        busy_s = measurement.shapes[0].denoiser_busy_s
+        busy_s = measurement.main.denoiser_busy_s
         steps = measurement.stages_s.get("denoiser_step")
         if busy_s is not None and steps:
             shares.append(min(1.0, busy_s / float(np.mean(steps))))

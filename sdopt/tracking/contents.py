@@ -256,7 +256,7 @@ def _evidence(result: StudyResult, variant: VariantResult) -> Iterator[dict[str,
             }
             if several:
                 process["shape"] = shape.name
-            for item in measurement.shapes[0].evidence:
+            for item in measurement.main.evidence:
                 evidence = {
                     "axis": item.axis,
                     "option": item.option,

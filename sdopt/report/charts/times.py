@@ -120,13 +120,13 @@ def _calls(result: StudyResult) -> list[dict[str, Any]]:
     timed = []
     for variant in result.variants:
         for measurement in variant.measurements:
-            if measurement.shapes[0].calls:
+            if measurement.main.calls:
                 timed.append((variant, measurement))
     begins, total = {}, 0
     for session in sorted({measurement.session for _, measurement in timed}):
         begins[session] = total
         total += max(
-            len(measurement.shapes[0].calls)
+            len(measurement.main.calls)
             for _, measurement in timed
             if measurement.session == session
         )
@@ -134,7 +134,7 @@ def _calls(result: StudyResult) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     for variant, measurement in timed:
         images = variant.config.images_per_call if result.per_image else 1
-        for call in measurement.shapes[0].calls:
+        for call in measurement.main.calls:
             seconds = call.seconds / images
             share, number = call.disturbed, begins[measurement.session] + call.round + 1
             disturbed = share is not None and limit is not None and share > limit
