@@ -28,7 +28,7 @@ from sdopt.record.files import write_at_last
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
 from sdopt.report.catalog import HTML, write_reports
-from sdopt.report.verdicts import append_step_summary
+from sdopt.report.verdicts import append_step_summary, summary_markdown
 from sdopt.scratch import scratch_folder
 from sdopt.statistics.summary import Summary
 from sdopt.terminal import console as terminal
@@ -156,7 +156,7 @@ class Conclusion:
             the reports by their files; None if it is `brief`, and none was made.
         """
         if summary.result.judgements or self.config.gate.judges:
-            append_step_summary(summary)
+            append_step_summary(summary_markdown(summary))
         if self.brief:
             return None
         self.console.print()

@@ -20,7 +20,13 @@ from sdopt.report.answer import answer_shown
 from sdopt.report.blocks import Prose
 from sdopt.report.catalog import write_reports
 from sdopt.report.terminal import shown
-from sdopt.report.verdicts import against_sentence, verdict_blocks, write_verdicts
+from sdopt.report.verdicts import (
+    against_sentence,
+    append_step_summary,
+    summary_markdown,
+    verdict_blocks,
+    write_verdicts,
+)
 from sdopt.schema import Gate
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.terminal import console as terminal
@@ -121,7 +127,8 @@ class Judging:
         self.console.print(shown([heading, *verdict_blocks(result, against)], width))
         target = output or folder
         target.mkdir(parents=True, exist_ok=True)
-        write_verdicts(summary, target, gate.undecided_passes, against, alone)
+        write_verdicts(summary, target, gate.undecided_passes, against)
+        append_step_summary(summary_markdown(summary, against, alone))
         print_line(self.console, f"verdicts: {target / 'verdicts.md'}")
         if self.against is None and output is None:
             reports = list(write_reports(summary, folder))

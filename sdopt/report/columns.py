@@ -269,29 +269,30 @@ def further_columns(shown: Sequence[str]) -> list[Column]:
     return [column for column in COLUMNS if column.name not in shown]
 
 
+def _tracked(*, numbers: bool) -> list[str]:
+    """Returns the columns that MLflow gets, as metrics (`numbers`) or as tags."""
+    tracked = [column for column in COLUMNS if column.tracked]
+    return [column.name for column in tracked if column.number is numbers]
+
+
 def tracked_metrics(values: Mapping[str, float | str]) -> dict[str, float]:
     """Returns of values by column those that MLflow gets as metrics."""
-    tracked = [column.name for column in COLUMNS if column.tracked and column.number]
-    return {name: float(values[name]) for name in tracked if name in values}
+    names = _tracked(numbers=True)
+    return {name: float(values[name]) for name in names if name in values}
 
 
 def tracked_tags(values: Mapping[str, float | str]) -> dict[str, str]:
     """Returns of values by column those that MLflow gets as tags."""
-    tracked = [
-        column.name for column in COLUMNS if column.tracked and not column.number
-    ]
-    return {name: str(values[name]) for name in tracked if name in values}
+    names = _tracked(numbers=False)
+    return {name: str(values[name]) for name in names if name in values}
 
 
 def leaderboard() -> list[str]:
     """Returns the columns of MLflow's leaderboard, as its UI names them."""
-    tracked = [column for column in COLUMNS if column.tracked]
-    metrics = [f"metrics.`{column.name}`" for column in tracked if column.number]
-    tags = [f"tags.`{column.name}`" for column in tracked if not column.number]
     return [
-        *metrics,
+        *(f"metrics.`{name}`" for name in _tracked(numbers=True)),
         f"metrics.`quality/{PSNR}`",
-        *tags,
+        *(f"tags.`{name}`" for name in _tracked(numbers=False)),
         "tags.`model`",
         # By which jobs of a sweep are told apart, whose variants have the same names.
         "tags.`size`",

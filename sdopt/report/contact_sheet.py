@@ -58,7 +58,7 @@ def comparison_sheet(
     if not columns:
         return None
     rows: list[_Row] = []
-    lost = worst_by_metric(summary.result, [column.name for column in columns])
+    lost = worst_by_metric(summary.result)
     shown = sorted(
         columns[0].variant.images, key=lambda image: -lost[image.prompt_index]
     )

@@ -306,12 +306,12 @@ def worst_prompts(
     return worst
 
 
-def worst_by_metric(result: StudyResult, names: Sequence[str]) -> Counter[int]:
-    """Returns by how many headline metrics of some variants a prompt lost most, by its number."""
+def worst_by_metric(result: StudyResult) -> Counter[int]:
+    """Returns by how many headline metrics of variants a prompt lost most, by its number."""
     numbers = Counter[int]()
-    for name in names:
+    for variant in result.candidates:
         for metric in headline_columns(result):
-            for worst in worst_prompts(result, name, [metric])[:1]:
+            for worst in worst_prompts(result, variant.name, [metric])[:1]:
                 numbers[worst.prompt_index] += 1
     return numbers
 

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -48,10 +49,8 @@ def verdict_blocks(result: StudyResult, said: str = "") -> list[Block]:
     rows = []
     reasons: dict[str, list[str]] = {}
     for judgement in result.judgements:
-        verdict = word(judgement.verdict)
-        rows.append(
-            (judgement.candidate, judgement.reference, judgement.contract, verdict)
-        )
+        sides = (judgement.candidate, judgement.reference, judgement.contract)
+        rows.append((*sides, word(judgement.verdict)))
         because = _because(result, judgement)
         reasons.setdefault(because, []).append(judgement.candidate)
     notes = []
@@ -69,11 +68,7 @@ def footing_of(result: StudyResult) -> list[str]:
 
 def against_sentence(result: StudyResult) -> str:
     """Returns what a comparison with an earlier result shows, in a sentence, and what it does not compare."""
-    failed = [
-        judgement
-        for judgement in result.judgements
-        if judgement.verdict is Verdict.FAIL
-    ]
+    failed = [one for one in result.judgements if one.verdict is Verdict.FAIL]
     open_text = _open_text(result.judgements)
     if failed:
         names = ", ".join(judgement.candidate for judgement in failed)
@@ -283,18 +278,18 @@ def verdict_json(summary: Summary, against: str = "") -> bytes:
     """
     result = summary.result
     variants = [verdicts_of(row) for row in summary.candidates]
-    judgements = []
-    drifts = []
-    for judgement in result.judgements:
-        verdict = judgement.verdict
-        judgements.append(asdict(judgement) | {"gate": verdict})
-        drifts.append({"variant": judgement.candidate, "gate": verdict})
+    judgements = [asdict(one) | {"gate": one.verdict} for one in result.judgements]
+    if against:
+        variants = [
+            {"variant": one.candidate, "gate": str(one.verdict)}
+            for one in result.judgements
+        ]
     content = {
         "study": result.name,
         "id": result.id,
         "gate": result.gate,
         "answer": against or summary.sentence,
-        "variants": drifts if against else variants,
+        "variants": variants,
         "judgements": judgements,
     }
     return (json.dumps(content, indent=1) + "\n").encode()
@@ -384,24 +379,21 @@ def _add_suite(
 
 def _timed_s(result: StudyResult, name: str) -> float:
     """Returns the time of all timed calls of a variant; 0 if the study has none of that name."""
-    seconds = 0.0
-    for variant in result.variants:
-        if variant.name == name:
-            seconds = sum(map(sum, variant.samples.values()))
-    return seconds
+    samples = [row.samples.values() for row in result.variants if row.name == name]
+    return sum(map(sum, chain.from_iterable(samples)))
 
 
 def _verdicts(judgement: Judgement, summary: Summary) -> dict[str, str]:
     """Returns the verdicts that JUnit's readers see beside a judgement."""
-    verdicts: dict[str, str] = {}
+    gate = {"gate": str(judgement.verdict)}
+    row = summary.row(judgement.candidate)
     # What a variant gains over its own baseline says nothing of an earlier result.
-    row = None if judgement.is_drift else summary.row(judgement.candidate)
-    if row is not None and row.speed is not None:
-        verdicts["speed"] = str(row.speed)
-    if row is not None and row.images is not None:
-        verdicts["images"] = str(row.images)
-    verdicts["gate"] = str(judgement.verdict)
-    return verdicts
+    if row is None or judgement.is_drift:
+        return gate
+    verdicts = verdicts_of(row)
+    return {
+        name: verdicts[name] for name in ("speed", "images") if name in verdicts
+    } | gate
 
 
 def _outcome(judgement: Judgement, undecided_passes: bool) -> str:
@@ -439,23 +431,18 @@ def write_verdicts(
     folder: Path,
     undecided_passes: bool,
     against: str,
-    alone: Summary | None,
 ) -> None:
-    """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder; see `junit`. Raises OSError.
-
-    `alone` is the summary of the result by itself, which CI's summary shows: see `summary_markdown`.
-    """
-    write_atomically(folder / "verdicts.json", verdict_json(summary, against))
-    write_atomically(
-        folder / "verdicts.md", verdict_markdown(summary, against).encode()
-    )
-    write_atomically(folder / "verdicts.xml", junit(summary, undecided_passes))
-    append_step_summary(summary, against, alone)
+    """Writes `verdicts.json`, `verdicts.md` and `verdicts.xml` (JUnit) into a folder; see `junit`. Raises OSError."""
+    contents = {
+        "verdicts.json": verdict_json(summary, against),
+        "verdicts.md": verdict_markdown(summary, against).encode(),
+        "verdicts.xml": junit(summary, undecided_passes),
+    }
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
 
 
-def append_step_summary(
-    summary: Summary, against: str = "", alone: Summary | None = None
-) -> None:
+def append_step_summary(text: str) -> None:
     """Appends the Markdown to the file that `GITHUB_STEP_SUMMARY` names, where that is set.
 
     The summary is for reading, and the exit code is the verdict: a file that cannot be written is only said.
@@ -463,10 +450,9 @@ def append_step_summary(
     target = os.environ.get("GITHUB_STEP_SUMMARY")
     if not target:
         return
-    content = summary_markdown(summary, against, alone) + "\n"
     try:
         with Path(target).open("ab") as stream:
-            stream.write(content.encode(errors="replace"))
+            stream.write(f"{text}\n".encode(errors="replace"))
     except OSError as error:
         problem = f"the summary cannot be written ({error.strerror}); verdicts are kept"
         print_problems([f"GITHUB_STEP_SUMMARY={target}: {problem}"])

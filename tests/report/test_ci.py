@@ -142,7 +142,7 @@ def summarise(
     result: StudyResult, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(target))
-    append_step_summary(summary_of(result))
+    append_step_summary(summary_markdown(summary_of(result)))
 
 
 def test_a_summary_begins_with_the_answer_and_follows_what_is_there(

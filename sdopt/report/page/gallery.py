@@ -38,7 +38,7 @@ def gallery_of(result: StudyResult, folder: Path, budget: int) -> Gallery | None
     if not baseline.images or not has_images(result, folder):
         return None
     metric, losses = _losses(result, others)
-    ordered = _ordered(result, folder, others, losses)
+    ordered = _ordered(result, folder, losses)
     if not ordered:
         return None
     with Image.open(inside(folder, baseline.images[0].path)) as image:
@@ -84,17 +84,13 @@ def _starts_alike(variant: VariantResult, baseline: VariantResult) -> bool:
 def _ordered(
     result: StudyResult,
     folder: Path,
-    variants: Sequence[VariantResult],
     losses: _Losses,
 ) -> list[int]:
     """Returns the prompts whose image of the baseline is there, those with the worst images of variants first."""
-    prompts: dict[int, bool] = {}
-    """Whether an image of each prompt is there."""
-    for image in result.baseline_variant.images:
-        prompts.setdefault(image.prompt_index, False)
-        prompts[image.prompt_index] |= _is_there(folder, image)
+    images = result.baseline_variant.images
+    there = {one.prompt_index for one in images if _is_there(folder, one)}
     # The worst by each metric first: a prompt may lose its subject and change few pixels.
-    first = worst_by_metric(result, [variant.name for variant in variants])
+    first = worst_by_metric(result)
 
     def largest_loss(prompt: int) -> float:
         of_variants = [
@@ -102,9 +98,8 @@ def _ordered(
         ]
         return max(of_variants, default=-math.inf)
 
-    there = [prompt for prompt, is_there in prompts.items() if is_there]
     return sorted(
-        there, key=lambda prompt: (prompt not in first, -largest_loss(prompt))
+        there, key=lambda prompt: (prompt not in first, -largest_loss(prompt), prompt)
     )
 
 
