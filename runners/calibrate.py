@@ -166,9 +166,7 @@ def _write_magnitudes(result: "StudyResult", output: Path | None) -> int:
 
     config = result.config
     [measurement] = result.baseline_variant.measurements
-    [evidence] = [
-        item for item in measurement.main.evidence if item.axis == "caching"
-    ]
+    [evidence] = [item for item in measurement.main.evidence if item.axis == "caching"]
     if not evidence.engaged:
         raise UnavailableError(f"nothing was measured: {evidence.summary}")
     scale = config.workload.guidance(config.model)

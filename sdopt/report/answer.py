@@ -49,18 +49,14 @@ def use_of(summary: Summary) -> list[Block]:
     best = summary.best
     if best is None or summary.result.is_imported:
         return []
-    program = Notes([said_of(best.variant.program)])
-    use: list[Block] = [
-        Code(
-            f"To use {best.name} in a pipeline `pipe` of diffusers",
-            best.lines,
-            "python",
-        )
-    ]
-    again = (
-        [Code("To measure it again", [best.command], "bash")] if best.command else []
-    )
-    return [*(use if best.lines else []), program, *again]
+    blocks: list[Block] = []
+    if best.lines:
+        purpose = f"To use {best.name} in a pipeline `pipe` of diffusers"
+        blocks.append(Code(purpose, best.lines, "python"))
+    blocks.append(Notes([said_of(best.variant.program)]))
+    if best.command:
+        blocks.append(Code("To measure it again", [best.command], "bash"))
+    return blocks
 
 
 def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Group:
@@ -76,34 +72,28 @@ def answer_shown(summary: Summary, width: int, folder: Path | None = None) -> Gr
         or row.variant.trips
     ]
     reasons = _reasons(lines)
-    left_out = f"{len(reasons) - _REASONS} more have reasons like these"
-    said = [*reasons[:_REASONS], *([left_out] if len(reasons) > _REASONS else [])]
-    notes: list[Block] = [Notes(said)] if said else []
+    more = len(reasons) - _REASONS
+    if more > 0:
+        reasons[_REASONS:] = [f"{more} more have reasons like these"]
     first, *others = [*caveats_of(summary)] or [""]
-    opening = " ".join(filter(None, (first, _verified(summary))))
-    trust = [line for line in (opening, *others, *summary.notes) if line]
+    trust = [f"{first} {_verified(summary)}".strip(), *others, *summary.notes]
     timed = any(row.speedup for row in summary.rows)
     tables = (effects_table(summary), None if timed else quality_table(summary))
-    article = (
-        ["published.md compares with the article's figures."]
-        if published_of(summary.result)
-        else []
-    )
-    more = (
-        [f"`{command_line('show', '--all', folder)}` has all figures and reasons."]
-        if folder
-        else []
-    )
+    if published_of(summary.result):
+        trust.append("published.md compares with the article's figures.")
+    if folder:
+        command = command_line("show", "--all", folder)
+        trust.append(f"`{command}` has all figures and reasons.")
     return shown(
         [
             Prose(summary.sentence, strong=True),
             Prose(""),
             ranking(summary),
             *filter(None, tables),
-            *notes,
+            Notes(reasons),
             *use_of(summary),
             Prose("How far to trust it:"),
-            Notes([*trust, *article, *more]),
+            Notes([*filter(None, trust)]),
         ],
         width,
     )
@@ -127,10 +117,9 @@ def table_blocks(summary: Summary) -> list[Block]:
         effects_table(summary),
         quality_table(summary, headline=False),
     )
-    header = Prose(" · ".join(header_of(summary.result)))
     return [
         *answer_blocks(summary),
-        header,
+        Prose(" · ".join(header_of(summary.result))),
         *filter(None, tables),
         Notes([*notes_of(summary)]),
     ]

@@ -144,8 +144,7 @@ class Answer:
 
 def answer_of(summary: Summary, folder: Path) -> Answer:
     """Returns the answer of a study that is in a folder."""
-    result = summary.result
-    baseline = next(row for row in summary.rows if row.is_baseline)
+    result, baseline = summary.result, summary.baseline
     return Answer(
         SCHEMA,
         summary.sentence,
@@ -190,10 +189,6 @@ def baseline_digest(result: StudyResult) -> str:
 
 
 def _candidate(row: Row, result: StudyResult) -> Candidate:
-    judgements = [
-        judgement for judgement in result.judgements if judgement.candidate == row.name
-    ]
-    rulings = chain.from_iterable(judgement.rulings for judgement in judgements)
     comparison = result.first_comparison(row.name)
     scores = {**row.variant.quality, **(comparison.quality if comparison else {})}
     return Candidate(
@@ -211,20 +206,7 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         row.images_per_call,
         {name: score.estimate for name, score in scores.items()},
         worst_prompts(result, row.name),
-        [
-            Reason(
-                r.rule,
-                r.metric,
-                r.verdict,
-                r.text,
-                r.estimate,
-                r.low,
-                r.high,
-                r.margin,
-            )
-            for r in rulings
-            if r.verdict is not Verdict.PASS
-        ],
+        _reasons(row.name, result),
         row.command,
         program_of(row.variant) or None,
         said_of_whole(row.variant.program),
@@ -233,6 +215,17 @@ def _candidate(row: Row, result: StudyResult) -> Candidate:
         _at_shapes(row),
         comparison.reference if comparison else "",
     )
+
+
+def _reasons(name: str, result: StudyResult) -> list[Reason]:
+    """Returns the rulings on a variant that do not pass."""
+    judgements = [one for one in result.judgements if one.candidate == name]
+    reasons = []
+    for r in chain.from_iterable(judgement.rulings for judgement in judgements):
+        if r.verdict is not Verdict.PASS:
+            found = (r.text, r.estimate, r.low, r.high, r.margin)
+            reasons.append(Reason(r.rule, r.metric, r.verdict, *found))
+    return reasons
 
 
 def _effect(effect: Effect) -> FactorEffect:
@@ -246,12 +239,10 @@ def _effect(effect: Effect) -> FactorEffect:
 
 def _at_shapes(row: Row) -> dict[str, Estimate]:
     """Returns the speed-up at each shape, by its name; {} where there is one shape."""
-    speedups: dict[str, Estimate] = {}
-    for at in row.shapes if row.further else ():
-        estimate = _estimate(at.speedup)
-        if estimate is not None:
-            speedups[at.shape.name] = estimate
-    return speedups
+    if not row.further:
+        return {}
+    speedups = {at.shape.name: _estimate(at.speedup) for at in row.shapes}
+    return {name: speedup for name, speedup in speedups.items() if speedup}
 
 
 def _latency(row: Row) -> float | None:

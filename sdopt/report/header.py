@@ -53,22 +53,14 @@ def show_plan(result: StudyResult, expected: "StudyCost", console: Console) -> N
     # A planned device comes from a data sheet, which names no driver; a real one has a driver.
     planned = environment.sheet is not None and environment.device["driver"] is None
     where = f" on {environment.device['name']}, by its data sheet" if planned else ""
-    parts = [
-        (
-            f"{result.name}: what would be measured{where}",
-            _planned_variants(result),
-            [f"  {line}" for line in _remarks_on_plan(result)],
-        ),
-        (
-            "what would be compared",
-            _planned_comparisons(result),
-            [*_effort(result, expected)],
-        ),
-    ]
-    for heading, table, lines in parts:
-        console.print(shown([Prose(heading, strong=True), table], console.width))
-        for line in lines:
-            print_line(console, line)
+    heading = Prose(f"{result.name}: what would be measured{where}", strong=True)
+    console.print(shown([heading, _planned_variants(result)], console.width))
+    for line in _remarks_on_plan(result):
+        print_line(console, f"  {line}")
+    heading = Prose("what would be compared", strong=True)
+    console.print(shown([heading, _planned_comparisons(result)], console.width))
+    for line in _effort(result, expected):
+        print_line(console, line)
 
 
 def effort_of_sweep(seconds: Sequence[float | None]) -> str:
@@ -125,10 +117,11 @@ def _effort(result: StudyResult, expected: "StudyCost") -> Iterator[str]:
     from sdopt.study.cost import PATIENCE_S, SHORTER
 
     time = memory = "unknown"
-    if expected.seconds is not None:
-        time = f"about {_duration(expected.seconds)}"
-        limit_s = result.config.protocol.budget_s
-        if limit_s and limit_s < expected.seconds:
+    limit_s = result.config.protocol.budget_s
+    seconds = expected.seconds
+    if seconds is not None:
+        time = f"about {_duration(seconds)}"
+        if limit_s and limit_s < seconds:
             time = f"protocol.budget_s={limit_s:g}, and all of it would take {time}"
         if expected.compiling:
             time += f", without compiling ({expected.compiling} of {len(result.variants)} variants)"
@@ -136,8 +129,7 @@ def _effort(result: StudyResult, expected: "StudyCost") -> Iterator[str]:
         memory = f"about {gib_text(expected.memory_gib)} per process"
     yield f"calls of the pipeline: about {expected.calls}, by {expected.processes} processes"
     yield f"time: {time}; memory: {memory} ({expected.based_on})"
-    is_long = expected.seconds is not None and expected.seconds > PATIENCE_S
-    if is_long and not result.config.protocol.budget_s:
+    if not limit_s and (seconds or 0.0) > PATIENCE_S:
         yield SHORTER
     for repository, size in expected.downloads.items():
         if size is None:
@@ -151,13 +143,9 @@ def _effort(result: StudyResult, expected: "StudyCost") -> Iterator[str]:
 
 def _duration(seconds: float) -> str:
     hours, minutes = divmod(round(seconds / 60), 60)
-    return (
-        f"{hours} h {minutes} min"
-        if hours
-        else f"{minutes} min"
-        if minutes
-        else f"{seconds:.0f} s"
-    )
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes else f"{seconds:.0f} s"
 
 
 def work_of(result: StudyResult) -> str:
@@ -176,21 +164,18 @@ def work_of(result: StudyResult) -> str:
         "path": f" ({model.path})",
         "factory": f" ({model.factory})",
     }
-    steps = f"{workload.steps} steps ({sampler})"
-    images = (
-        [f"{workload.images_per_prompt} images per prompt"]
-        if workload.images_per_prompt > 1
-        else []
-    )
-    task = [config.task.kind] if config.task.kind != "txt2img" else []
     name = f"{model.name}{source.get(model.weights, '')}{_with_lora(result.baseline_variant)}"
+    words = [name, f"{workload.steps} steps ({sampler})"]
+    if len(shapes) == 1:
+        words[0] += f" {shapes[0].size}×{shapes[0].size}"
+        words.append(f"batch {shapes[0].batch_size}")
+    if workload.images_per_prompt > 1:
+        words.append(f"{workload.images_per_prompt} images per prompt")
+    if config.task.kind != "txt2img":
+        words.append(config.task.kind)
     if len(shapes) > 1:
-        listed_shapes = f"{len(shapes)} shapes: {'; '.join(map(str, shapes))}"
-        return ", ".join([name, steps, *images, *task, listed_shapes])
-    [shape] = shapes
-    sized = f"{name} {shape.size}×{shape.size}"
-    batch = f"batch {shape.batch_size}"
-    return ", ".join([sized, steps, batch, *images, *task])
+        words.append(f"{len(shapes)} shapes: {'; '.join(map(str, shapes))}")
+    return ", ".join(words)
 
 
 def _with_lora(baseline: VariantResult) -> str:
@@ -207,10 +192,8 @@ def _machine(result: StudyResult) -> str:
     kind = environment.device.get("type", "")
     threads = result.config.hardware.threads
     limit = f", {threads} thread{'s' if threads > 1 else ''}" if threads else ""
-    where = f"{environment.device['name']} ({kind}{limit})"
-    versions = [
-        f"{name} {environment.packages[name]}"
-        for name in _PACKAGES
-        if name in environment.packages
-    ]
-    return f"on {where}, {', '.join([*versions, f'sdopt {environment.sdopt_version}'])}"
+    words = [f"on {environment.device['name']} ({kind}{limit})"]
+    for name in _PACKAGES:
+        if name in environment.packages:
+            words.append(f"{name} {environment.packages[name]}")
+    return ", ".join([*words, f"sdopt {environment.sdopt_version}"])
