@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from sdopt.hardware.ceilings import tf32
 from sdopt.quality.metrics import QualityMetric, measured_metrics, reference_of
 from sdopt.quality.tripwires import tripped
 from sdopt.record.records import REDRAWN, StudyResult
-from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
+from sdopt.record.scores import BrokenImage, Score, Spread
 from sdopt.schema import Model, Quality
 from sdopt.statistics.bounds import pseudo_values, subtract
 from sdopt.worker.child import ChildDiedError, call_apart
@@ -166,58 +165,37 @@ def _spreads(
     from sdopt.quality.inputs import Pictures
 
     redrawn = {(record.prompt_index, record.image_index) for record in again.records}
-    first = Pictures(
-        baseline.folder,
-        [
-            record
-            for record in baseline.records
-            if (record.prompt_index, record.image_index) in redrawn
-        ],
-    )
+    records = [
+        record
+        for record in baseline.records
+        if (record.prompt_index, record.image_index) in redrawn
+    ]
+    first = Pictures(baseline.folder, records)
     # The same prompts in the same order: only the seed or the order of computation differs, and is measured.
     renamed = [
-        ImageRecord(
-            mine.prompt,
-            mine.prompt_index,
-            mine.image_index,
-            mine.seed,
-            other.path,
-            other.finite,
-            digest=other.digest,
-        )
-        for mine, other in zip(first.records, again.records, strict=True)
+        replace(mine, path=other.path, finite=other.finite, digest=other.digest)
+        for mine, other in zip(records, again.records, strict=True)
     ]
     second = Pictures(again.folder, renamed)
-    spreads = {
-        name: _spread_of(score.per_prompt)
-        for name, score in evaluator.of_pair(second, first).items()
-        if score.per_prompt
-    }
-    mine, other = (
-        evaluator.of_variant(second, first),
-        evaluator.of_variant(first, first),
-    )
-    for name in mine.keys() & other.keys():
-        difference = subtract(mine[name], other[name])
-        if difference.per_prompt:
-            spreads[name] = _spread_of(difference.per_prompt)
-        elif difference.leave_one_out and difference.estimate is not None:
-            without = np.array(difference.leave_one_out, dtype=float)
-            spreads[name] = _spread_of(
-                pseudo_values(difference.estimate, without).tolist()
-            )
+    changes = evaluator.of_pair(second, first)
+    own = evaluator.of_variant(second, first)
+    for name, other in evaluator.of_variant(first, first).items():
+        if name in own:
+            changes[name] = subtract(own[name], other)
+    spreads = {name: _spread_of(change) for name, change in changes.items()}
     return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
-def _spread_of(values: Sequence[float | None]) -> Spread | None:
-    known = np.array(
-        [value for value in values if value is not None and math.isfinite(value)]
-    )
-    return (
-        Spread(float(known.mean()), float(known.std(ddof=1)), known.size)
-        if known.size > 1
-        else None
-    )
+def _spread_of(change: Score) -> Spread | None:
+    """Returns the spread of a change over the prompts; of a metric of a whole set, over its pseudo-values."""
+    values = np.array(change.per_prompt, dtype=float)
+    if not values.size and change.leave_one_out and change.estimate is not None:
+        without = np.array(change.leave_one_out, dtype=float)
+        values = pseudo_values(change.estimate, without)
+    known = values[np.isfinite(values)]
+    if known.size <= 1:
+        return None
+    return Spread(float(known.mean()), float(known.std(ddof=1)), known.size)
 
 
 def evaluate_apart(

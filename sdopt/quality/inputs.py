@@ -100,22 +100,18 @@ class Networks:
 
     def reference(self, features: str, baseline: Pictures) -> ReferenceSet:
         """Returns the reference set for sets of images. Raises UsageError if it cannot be read."""
-        key = (
-            features,
-            tuple(record.path for record in baseline.records)
-            if self.against_baseline
-            else (),
-        )
-        if key not in self._references:
-            extractor = self.extractor(features)
-            self._references[key] = (
-                ReferenceSet.of_images(
-                    "the baseline's images", baseline.images, extractor
-                )
-                if self.against_baseline
-                else reference_set(str(self._reference), extractor)
-            )
-        return self._references[key]
+        paths = [record.path for record in baseline.records]
+        key = (features, tuple(paths) if self.against_baseline else ())
+        if key in self._references:
+            return self._references[key]
+        extractor = self.extractor(features)
+        if self.against_baseline:
+            name = "the baseline's images"
+            references = ReferenceSet.of_images(name, baseline.images, extractor)
+        else:
+            references = reference_set(str(self._reference), extractor)
+        self._references[key] = references
+        return references
 
     @property
     def digests(self) -> dict[str, str]:

@@ -90,73 +90,42 @@ def tripped(
     for index, image in enumerate(images):
         if latents is not None and not np.isfinite(latents[index]).all():
             bad = 1 - np.isfinite(latents[index]).mean()
-            trips.append(
-                (
-                    "non_finite",
-                    index,
-                    f"{bad:.1%} of the final latents are NaN or infinite",
-                )
-            )
+            detail = f"{bad:.1%} of the final latents are NaN or infinite"
+            trips.append(("non_finite", index, detail))
         if finite is not None and not finite[index]:
             trips.append(("non_finite", index, "pixels are NaN or infinite"))
-        trips += _looks(index, image, None if reference is None else reference[index])
+        looks = _looks(image, None if reference is None else reference[index])
+        if looks is not None:
+            wire, detail = looks
+            trips.append((wire, index, detail))
     trips += _alike(images, draws, reference)
     if reference is not None:
         trips += _clipping(images, reference)
     return trips
 
 
-def _looks(index: int, image: np.ndarray, reference: np.ndarray | None) -> list[Trip]:
+def _looks(image: np.ndarray, reference: np.ndarray | None) -> tuple[str, str] | None:
+    """Returns the tripwire that the look of an image trips, and the finding; None if it trips none."""
     brightest = float(np.quantile(image @ _LUMA, 0.99))
     if brightest <= BLACK_LEVEL:
-        return [
-            (
-                "black",
-                index,
-                f"99 % of the pixels are no brighter than {brightest:.0f} of 255",
-            )
-        ]
+        text = f"99 % of the pixels are no brighter than {brightest:.0f} of 255"
+        return "black", text
     blocks = _blocks(image)
     extent = float(np.ptp(blocks, axis=(0, 1)).max())
-    pixels = _correlation(image.astype(np.float64))
     if extent <= CONSTANT_RANGE:
-        return [
-            (
-                "constant",
-                index,
-                f"parts of the image differ by {extent:.1f} of 255 levels",
-            )
-        ]
+        return "constant", f"parts of the image differ by {extent:.1f} of 255 levels"
+    pixels = _correlation(image.astype(np.float64))
     if pixels < NOISE_CORRELATION:
-        return [
-            (
-                "noise",
-                index,
-                f"neighbouring pixels correlate by {pixels:.2f} (noise: 0)",
-            )
-        ]
+        return "noise", f"neighbouring pixels correlate by {pixels:.2f} (noise: 0)"
     structure = _correlation(blocks)
     if min(blocks.shape[:2]) >= _ENOUGH_BLOCKS and structure < NOISE_CORRELATION:
-        return [
-            (
-                "noise",
-                index,
-                f"neighbouring blocks of 8 pixels correlate by {structure:.2f}",
-            )
-        ]
-    if (
-        reference is not None
-        and _correlation(_blocks(reference)) - structure > NOISE_DROP
-    ):
-        before = _correlation(_blocks(reference))
-        return [
-            (
-                "noise",
-                index,
-                f"blocks of 8 pixels correlate by {structure:.2f}; in the reference {before:.2f}",
-            )
-        ]
-    return []
+        text = f"neighbouring blocks of 8 pixels correlate by {structure:.2f}"
+        return "noise", text
+    before = structure if reference is None else _correlation(_blocks(reference))
+    if before - structure > NOISE_DROP:
+        text = f"blocks of 8 pixels correlate by {structure:.2f}; in the reference {before:.2f}"
+        return "noise", text
+    return None
 
 
 def _alike(
@@ -169,61 +138,38 @@ def _alike(
         earlier = first.setdefault(image.tobytes(), index)
         if draws[earlier] != draws[index]:
             # For example an output buffer that was overwritten before it was read.
-            trips.append(
-                (
-                    "alike",
-                    index,
-                    f"identical to image {earlier}, which has another prompt or seed",
-                )
-            )
+            text = f"identical to image {earlier}, which has another prompt or seed"
+            trips.append(("alike", index, text))
     if len(set(draws)) < 2:
         return trips
     spread = _spread(images)
+    before = 0.0 if reference is None else _spread(reference)
     if spread < ALIKE_DEVIATION:
-        trips.append(
-            (
-                "alike",
-                None,
-                f"all images differ by {spread:.1f} of 255 levels (root mean square)",
-            )
-        )
-    elif reference is not None and spread < ALIKE_SHARE * (
-        before := _spread(reference)
-    ):
-        trips.append(
-            (
-                "alike",
-                None,
-                f"images differ by {spread:.1f} of 255 levels; the reference's by {before:.1f}",
-            )
-        )
+        text = f"all images differ by {spread:.1f} of 255 levels (root mean square)"
+        trips.append(("alike", None, text))
+    elif spread < ALIKE_SHARE * before:
+        text = f"images differ by {spread:.1f} of 255 levels; the reference's by {before:.1f}"
+        trips.append(("alike", None, text))
     return trips
 
 
 def _clipping(images: np.ndarray, reference: np.ndarray) -> list[Trip]:
-    shares = [
-        _newly_clipped(image, other)
-        for image, other in zip(images, reference, strict=True)
-    ]
-    trips: list[Trip] = [
-        (
-            "clipping",
-            index,
-            f"{share:.0%} of the values are at 0 or 255, but not in the reference",
-        )
-        for index, share in enumerate(shares)
-        if share > CLIP_SHARE
-    ]
-    # A few burnt images say nothing of the others, which a trip of all would count as broken.
-    mean = float(np.mean([share for share in shares if share <= CLIP_SHARE] or [0.0]))
-    if mean > CLIP_MEAN_SHARE:
-        trips.append(
-            (
-                "clipping",
-                None,
-                f"on average {mean:.0%} of the values of an image are at 0 or 255, but not in the reference",
+    trips: list[Trip] = []
+    few = []
+    for index, (image, other) in enumerate(zip(images, reference, strict=True)):
+        share = _newly_clipped(image, other)
+        if share > CLIP_SHARE:
+            text = (
+                f"{share:.0%} of the values are at 0 or 255, but not in the reference"
             )
-        )
+            trips.append(("clipping", index, text))
+        else:
+            few.append(share)
+    # A few burnt images say nothing of the others, which a trip of all would count as broken.
+    mean = float(np.mean(few or [0.0]))
+    if mean > CLIP_MEAN_SHARE:
+        text = f"on average {mean:.0%} of the values of an image are at 0 or 255, but not in the reference"
+        trips.append(("clipping", None, text))
     return trips
 
 
