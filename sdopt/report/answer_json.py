@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from sdopt.record.comparisons import Effect, Interval
+from sdopt.record.comparisons import Effect
 from sdopt.record.files import short_digest
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Verdict
@@ -100,20 +100,6 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class FactorEffect:
-    """Of a factorial study: the main effect of one option, or the interaction of two, as ratios.
-
-    The interaction is what both gain together over the product of what each gains. `aliased_with` names the effects
-    that the measured variants cannot tell it apart from; it has no figure then.
-    """
-
-    options: tuple[str, ...]
-    speedup: Estimate | None
-    memory_ratio: Estimate | None
-    aliased_with: list[str]
-
-
-@dataclass(frozen=True)
 class Baseline:
     """What all candidates were compared with; `digest` changes with its weights, prompts, code and settings."""
 
@@ -139,7 +125,8 @@ class Answer:
     baseline: Baseline
     candidates: list[Candidate]
     notes: list[str]
-    effects: list[FactorEffect] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    """Of a factorial study: main effects, and interactions as what two options gain beyond the product of both."""
 
 
 def answer_of(summary: Summary, folder: Path) -> Answer:
@@ -160,7 +147,7 @@ def answer_of(summary: Summary, folder: Path) -> Answer:
         ),
         [_candidate(row, result) for row in summary.candidates],
         [*caveats_of(summary), *summary.notes],
-        list(map(_effect, result.effects)),
+        result.effects,
     )
 
 
@@ -228,15 +215,6 @@ def _reasons(name: str, result: StudyResult) -> list[Reason]:
     return reasons
 
 
-def _effect(effect: Effect) -> FactorEffect:
-    return FactorEffect(
-        effect.options,
-        _interval(effect.speedup),
-        _interval(effect.memory_ratio),
-        effect.aliased_with,
-    )
-
-
 def _at_shapes(row: Row) -> dict[str, Estimate]:
     """Returns the speed-up at each shape, by its name; {} where there is one shape."""
     if not row.further:
@@ -250,12 +228,9 @@ def _latency(row: Row) -> float | None:
 
 
 def _estimate(ratio: Ratio | None) -> Estimate | None:
-    return _interval(ratio.interval, ratio.floor) if ratio else None
-
-
-def _interval(interval: Interval | None, floor: float | None = None) -> Estimate | None:
-    if interval is None:
+    if ratio is None:
         return None
+    found = ratio.interval
     return Estimate(
-        interval.estimate, interval.low, interval.high, interval.confidence, floor
+        found.estimate, found.low, found.high, found.confidence, ratio.floor
     )

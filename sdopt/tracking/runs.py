@@ -82,12 +82,37 @@ def log_study(
         TrackingError: the server cannot be reached or refuses.
     """
     summary = summary or summary_of(result)
+    run = _run_of(summary, folder, tracking.images, rendered)
+    # That of the experiment, above the leaderboard: the answer of its newest study that compared something.
+    note = None
+    if _compares(summary):
+        note = _note_of_experiment(run.name, summary.sentence)
+    return ask(
+        client.put,
+        tracking,
+        result.name,
+        run,
+        [_of_study(result)],
+        digest_of(result),
+        (),
+        note,
+    )
+
+
+def _run_of(
+    summary: Summary,
+    folder: Path,
+    images: bool,
+    rendered: Mapping[str, bytes] | None,
+) -> TrackedRun:
+    """Returns what the run of a study holds, and those of its variants below it."""
+    result = summary.result
     drawn = [
         inside(folder, report.file)
         for report in catalog.REPORTS
-        if report.is_picture and tracking.images
+        if report.is_picture and images
     ]
-    run = TrackedRun(
+    return TrackedRun(
         name=run_name(result, folder),
         tags=study_tags(summary),
         status="FINISHED" if result.status == "finished" else "KILLED",
@@ -102,27 +127,12 @@ def log_study(
         files={
             "result.json": to_json(result),
             "config.yaml": config_yaml(result).encode(),
-            **_texts(summary, folder, tracking.images, rendered),
+            **_texts(summary, folder, images, rendered),
         },
         pictures=[(file.stem, None, file) for file in drawn if file.is_file()],
         below=[
-            variant_run(summary, variant, folder, tracking.images)
-            for variant in result.variants
+            variant_run(summary, variant, folder, images) for variant in result.variants
         ],
-    )
-    # That of the experiment, above the leaderboard: the answer of its newest study that compared something.
-    note = None
-    if _compares(summary):
-        note = _note_of_experiment(run.name, summary.sentence)
-    return ask(
-        client.put,
-        tracking,
-        result.name,
-        run,
-        [_of_study(result)],
-        digest_of(result),
-        (),
-        note,
     )
 
 
