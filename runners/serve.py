@@ -94,7 +94,7 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
     from sdopt.apps.serving.server import listen, serve
     from sdopt.config.groups import data_sheets
     from sdopt.locks import reserve
-    from sdopt.preparation import check_models, fetch, remarks_on_variants
+    from sdopt.preparation import make_ready, remarks_on_variants
     from sdopt.worker.machine import find_machine
     from sdopt.worker.process import WorkerProcess
 
@@ -112,11 +112,7 @@ def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> N
             ]
         )
     listening = listen(serving) if serving.engine == "local" else None
-    fetch([variant], context)
-    check_models([variant], ("path", "hub"), context)
-    # What a model on the hub, or a LoRA, cannot do is known once it is here.
-    if problems := variant.conflicts(machine.device):
-        raise ConflictError(problems)
+    make_ready([variant], machine.device, context)
     print_problems([*machine.warnings, *remarks_on_variants([variant], machine)])
     if listening is None:
         from sdopt.apps.serving.ray import deploy
