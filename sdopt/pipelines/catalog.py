@@ -2,15 +2,18 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping
-from functools import cache, lru_cache
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, lru_cache, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sdopt.errors import UsageError, one_line
 from sdopt.pipelines.family import FAMILIES, family_named
 from sdopt.schema import Model
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PACKAGED = Path(__file__).parents[1] / "reference"
 
@@ -71,6 +74,23 @@ def state_of(file: Path) -> tuple[int, ...]:
     """Returns what changes with a file's content, for caches: nobody sets the time at which the kernel saw a change."""
     stat = file.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def once_per_state(
+    read: Callable[Concatenate[Path, P], T],
+) -> Callable[Concatenate[Path, P], T]:
+    """Makes a function of a file answer again what it has answered, as long as the file stays as it is."""
+
+    @lru_cache(maxsize=64)
+    def read_state(_state: tuple[int, ...], *args: Any, **named: Any) -> T:
+        return read(*args, **named)
+
+    @wraps(read)
+    def read_once(file: Path, /, *args: P.args, **named: P.kwargs) -> T:
+        state = state_of(file) if file.exists() else ()
+        return read_state(state, file, *args, **named)  # type: ignore[arg-type]  # all are hashable
+
+    return read_once
 
 
 def read_json(file: Path) -> Any:

@@ -32,14 +32,12 @@ from sdopt.pipelines.families import (
 )
 from sdopt.pipelines.family import Family, family_named
 from sdopt.pipelines.functions import defined
-from sdopt.pipelines.hub import base_folder
-from sdopt.pipelines.parts import TEXT_ENCODERS
+from sdopt.pipelines.hub import ANY_NETWORK, base_folder
 from sdopt.pipelines.stored import transformer_in
 from sdopt.pipelines.transformer_files import (
     base_of,
     is_transformer,
-    stored_parts,
-    without_parts,
+    parts_apart,
 )
 from sdopt.pipelines.weights import (
     NO_VOCABULARY,
@@ -213,15 +211,8 @@ def _require_transformer(path: Path, model: Model) -> None:
             folder = base_folder(model)
         except UsageError:
             return  # it is fetched, and then checked
-    require_folder(folder, base, without=_ANY_NETWORK)
-    require_folder(
-        folder,
-        base,
-        without={*stored_parts(model, folder), *without_parts(model, folder)},
-    )
-
-
-_ANY_NETWORK = ("transformer", "vae", *TEXT_ENCODERS)
+    require_folder(folder, base, without=ANY_NETWORK)
+    require_folder(folder, base, without=parts_apart(model, folder))
 
 
 _OF_DIFFUSERS = {

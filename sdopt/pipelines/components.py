@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sdopt.errors import UsageError, one_line
 from sdopt.pipelines.catalog import (
     NOT_RUN,
+    once_per_state,
     part_class,
     parts_in,
     path_of,
     read_json,
-    state_of,
 )
 from sdopt.pipelines.families import further_inputs
 from sdopt.pipelines.hub import NETWORK_WEIGHTS
@@ -24,8 +23,7 @@ from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
 from sdopt.pipelines.random_weights import empty_network
 from sdopt.pipelines.transformer_files import (
     is_transformer,
-    stored_parts,
-    without_parts,
+    parts_apart,
 )
 from sdopt.pipelines.transformer_files import problems as problems_of_files
 from sdopt.pipelines.weights import (
@@ -69,22 +67,22 @@ def network_problems(folder: Path, key: str) -> list[str]:
 
     `key` is the option's key that names the folder, for messages.
     """
-    file = folder / NETWORK_WEIGHTS
-    state = state_of(file) if file.exists() else ()
-    return [f"{key}: {problem}" for problem in _network_problems(folder, state)]
+    problems = _network_problems(folder / NETWORK_WEIGHTS)
+    return [f"{key}: {problem}" for problem in problems]
 
 
-@cache
-def _network_problems(folder: Path, _state: tuple[int, ...]) -> tuple[str, ...]:
+@once_per_state
+def _network_problems(file: Path) -> tuple[str, ...]:
     import diffusers
 
+    folder = file.parent
     try:
         class_name = network_config(folder)["_class_name"]
-        Header.of(folder / NETWORK_WEIGHTS, "")
+        Header.of(file, "")
         network, misfits = _laid_out(getattr(diffusers, class_name), folder, None)
         return (
             *_differing("vae", NETWORK_WEIGHTS, network, misfits),
-            *wrong_numbers(folder / NETWORK_WEIGHTS),
+            *wrong_numbers(file),
         )
     except UsageError as error:
         return tuple(problem.removeprefix(": ") for problem in error.problems)
@@ -128,11 +126,7 @@ def _problems(folder: Path, model: Model) -> Iterator[str]:
     """Yields what is wrong with the parts of a pipeline in a folder."""
     parts: dict[str, Any] = {}
     faultless = True
-    apart = (
-        {*stored_parts(model, folder), *without_parts(model, folder)}
-        if is_transformer(model)
-        else set()
-    )
+    apart = parts_apart(model, folder)
     read = [part for part in _run(folder) if part[0] not in apart]
     for problem in chain.from_iterable(
         _of_part(folder, model, parts, *part) for part in read
