@@ -153,11 +153,7 @@ def records_of(dataset: Dataset, captions: Sequence[str]) -> list[PictureRecord]
 
 def real_pictures(dataset: Dataset, records: Sequence[PictureRecord]) -> np.ndarray:
     """Returns the flat drawing of each record's concept, on its unseen background: uint8 (records, 64, 64, 3)."""
-    place = {
-        record.concept: i
-        for i, record in enumerate(dataset.records)
-        if record.style == "flat"
-    }
+    place = dataset.flat_drawings
     indices = np.array([place[record.concept] for record in records])
     return dataset.on_named(indices, [record.unseen_background for record in records])
 
