@@ -242,8 +242,11 @@ def call(
     return pipeline(list(captions), **usual | options).images
 
 
-def draw_sheet(pictures: np.ndarray, captions: Sequence[str], file: Path) -> None:
-    """Writes a PNG grid of `pictures` (n, height, width, 3), enlarged threefold, with captions."""
+def draw_sheet(
+    pipeline: DiffusionPipeline, captions: Sequence[str], seed: int, file: Path
+) -> None:
+    """Writes a PNG grid of what a pipeline draws of captions, enlarged threefold, with the captions."""
+    pictures = generate(pipeline, captions, seed=seed)
     side = ENLARGEMENT * pictures.shape[1]
     rows = -(-len(captions) // COLUMNS)
     page = Image.new(
