@@ -47,6 +47,7 @@ from sdopt.options.lora import (
     lora_in_text_encoders,
     scaling_arguments,
 )
+from sdopt.options.precision import misfits
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.families import factor_of, guidance_from
@@ -57,7 +58,6 @@ from sdopt.pipelines.loading import (
     family_of,
     guidance_of,
     load_vae,
-    network_config,
     part_config,
 )
 from sdopt.pipelines.parts import (
@@ -319,34 +319,12 @@ class TinyVae(Optimization):
             folder = self._folder(ctx.model, fetch=False)
         except UsageError:
             return []  # `files` fetches it, or reports that it is missing, once it is needed
-        key = (
-            f".path={self.path}"
-            if self.path
-            else f".hub_id={self.hub_id}"
-            if self.hub_id
-            else ""
-        )
-        if (
-            reasons := []
-            if self._is_random(ctx.model)
-            else network_problems(folder, f"memory.tiny_vae{key}")
-        ):
-            return reasons
-        tiny, of_model = network_config(folder), part_config(ctx.model, "vae")
-        if tiny["_class_name"] != "AutoencoderTiny":
-            return [
-                f"memory.tiny_vae: is of class {tiny['_class_name']}, and must be an AutoencoderTiny"
-            ]
-        has = tiny.get("latent_channels", _CHANNELS)
-        wants = has if of_model is None else of_model.get("latent_channels", _CHANNELS)
-        misfit = f"decodes latents of {has} channels, and this model has {wants}"
-        return (
-            []
-            if has == wants
-            else [
-                f"memory.tiny_vae: {misfit}; set memory.tiny_vae.path to one that fits"
-            ]
-        )
+        at = "memory.tiny_vae"
+        if self.path or self.hub_id:
+            at += f".path={self.path}" if self.path else f".hub_id={self.hub_id}"
+        usual = {"latent_channels": _CHANNELS}
+        damaged = [] if self._is_random(ctx.model) else network_problems(folder, at)
+        return damaged or misfits(folder, at, ctx.model, "AutoencoderTiny", usual)
 
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:

@@ -71,8 +71,8 @@ def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
     named = ("sdopt",) if result.is_imported else ("torch", "diffusers", "sdopt")
     return {
         **{
-            key: str(value)[:_TAG_LIMIT]
-            for key, value in (result.config.tracking.tags or {}).items()
+            key: value[:_TAG_LIMIT]
+            for key, value in result.config.tracking.own_tags.items()
         },
         STUDY: result.id,
         "study": result.name,

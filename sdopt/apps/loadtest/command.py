@@ -323,7 +323,7 @@ def _log(
     """Logs a load test: a run above one for each row. Raises TrackingError."""
     identity = hashlib.sha256(f"{folder.absolute()}".encode()).hexdigest()[:16]
     common = {
-        **{name: str(value) for name, value in (tracking.tags or {}).items()},
+        **tracking.own_tags,
         **origin_tags(shlex.split(record.command)),
         _LOAD: identity,
     }
@@ -337,7 +337,7 @@ def _log(
     }
     parameters["load.limit_s"] = f"{record.limit_s:.4g}"
     answer = answer_of(record)
-    windows = list(chain.from_iterable(row.windows for row in record.rows))
+    windows = record.windows
     tags = {
         **common,
         **shared_tags([row.tags for row in record.rows]),
