@@ -18,7 +18,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from sdopt.contract import LATENCY, MEMORY
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, counted
 from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
 from sdopt.options import (
     Context,
@@ -370,7 +370,7 @@ class TinyVae(Optimization):
             }
             return Finding(
                 engaged,
-                f"{kind} of {size:,} parameters decoded in {seen.calls} call{'' if seen.calls == 1 else 's'}",
+                f"{kind} of {size:,} parameters decoded in {counted(seen.calls, 'call')}",
                 facts,
             )
 

@@ -133,6 +133,11 @@ def path_of(model: Model) -> Path:
     return Path(str(model.path)).expanduser()
 
 
+def is_in_a_file(model: Model) -> bool:
+    """Returns whether a model lies in a file of the user's own, with its other networks or without them."""
+    return model.weights == "path" and path_of(model).is_file()
+
+
 def architecture_folder(model: Model) -> Path | None:
     """Returns the folder with the configurations of the model's architecture; None if sdopt does not have it."""
     return _folder_named(model.name)

@@ -16,9 +16,11 @@ from sdopt.pipelines.catalog import (
     architecture_folder,
     class_name_of,
     class_named,
+    is_in_a_file,
     missing_alt_diffusion,
     names_in_folder,
     parts_of,
+    path_of,
     read_json,
     require_kind,
 )
@@ -81,7 +83,7 @@ def require_model(model: Model) -> None:
     elif model.weights == "factory":
         defined(str(model.factory), KEY)
     elif model.weights == "path":
-        _require_at_path(Path(str(model.path)).expanduser(), model)
+        _require_at_path(path_of(model), model)
 
 
 def _require_at_path(path: Path, model: Model) -> None:
@@ -97,11 +99,7 @@ def _require_keys(model: Model) -> None:
     """Raises UsageError for a wrong name, and for keys that these weights do not use: they would be ignored."""
     if wrong := wrong_name(model.name):
         raise UsageError(f"model.name={model.name}: {wrong}")
-    file = (
-        model.weights == "path"
-        and model.path is not None
-        and Path(model.path).expanduser().is_file()
-    )
+    file = model.path is not None and is_in_a_file(model)
     transformer = is_transformer(model)
     reads = {
         "path": (model.weights == "path", "model.weights=path"),

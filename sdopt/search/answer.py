@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+from sdopt.errors import counted
 from sdopt.preparation import remarks_on_model
 from sdopt.record.records import StudyResult
 from sdopt.report.columns import OF_ONE_STUDY, further_columns, values_of
@@ -15,7 +16,7 @@ from sdopt.search.findings import RATIOS, CandidateFinding
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import UNKNOWN, front_of
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
-from sdopt.search.run import Search, budget_text, count_text, standing_of
+from sdopt.search.run import Search, budget_text, standing_of
 from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
 from sdopt.statistics.sentences import described, unconfirmed
@@ -144,7 +145,7 @@ class _Answer:
             so_far = (
                 f"; the best so far, not judged: {best.name}, which {self._gain(best)}"
             )
-        proposed = count_text(len(self._entries))
+        proposed = counted(len(self._entries), "combination")
         return f"{passed}The search has not ended; {proposed} proposed so far{so_far}."
 
     def _whole(self) -> str:

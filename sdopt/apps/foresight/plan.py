@@ -60,7 +60,7 @@ from sdopt.config.groups import data_sheets
 from sdopt.config.models import with_own_models
 from sdopt.config.overrides import key_of, written_key
 from sdopt.config.paths import options_of
-from sdopt.errors import UsageError, command_line, require_texts
+from sdopt.errors import UsageError, command_line, counted, require_texts
 from sdopt.hardware.cards import sheet_of
 from sdopt.hardware.faults import (
     builds_of,
@@ -139,9 +139,7 @@ class Prediction:
         """What a call makes, and in how many steps."""
         several = self.images != self.shape.batch_size
         images = f", {self.images} images" if several else ""
-        return (
-            f"{self.shape}{images}, {self.steps} step{'' if self.steps == 1 else 's'}"
-        )
+        return f"{self.shape}{images}, {counted(self.steps, 'step')}"
 
     @property
     def fits(self) -> str:
@@ -397,7 +395,7 @@ def _evidence(
     named = (
         generation.upper() if generation.startswith("rdna") else generation.capitalize()
     )
-    text = f"{count} {named} card{'' if count == 1 else 's'}{own}"
+    text = f"{counted(count, f'{named} card')}{own}"
     text = text if count else f"no {generation.capitalize()} card; others only"
     if state == EXTRAPOLATED and count:
         text += "; few of such cards, sizes or caches"
