@@ -54,7 +54,7 @@ from sdopt.apps.foresight.memory import (
     steps_of,
 )
 from sdopt.apps.foresight.software import Software, software_of
-from sdopt.apps.foresight.transfers import transfer_of
+from sdopt.apps.foresight.transfers import streams, transfer_s
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.models import with_own_models
@@ -278,9 +278,12 @@ def _prediction(
     )
     low, high = seconds * math.exp(-half), seconds * math.exp(half)
     options = variant.optimizations.values()
-    transfer = transfer_of(options, plan.host_bytes, plan.call_bytes, case.steps, sheet)
-    if transfer:
-        low, high = transfer.with_calls(low, high)
+    least, most = transfer_s(
+        options, plan.host_bytes, plan.call_bytes, case.steps, sheet
+    )
+    if most:
+        low = max(low, least) if streams(options) else low + least
+        high += most
         seconds = math.sqrt(low * high)
     return replace(
         prediction,
@@ -288,11 +291,7 @@ def _prediction(
         seconds=seconds,
         low=low,
         high=high,
-        shares=_shares(
-            case,
-            table.parts(vector)[:, 0],
-            math.sqrt(transfer.least * transfer.most) if transfer else 0.0,
-        ),
+        shares=_shares(case, table.parts(vector)[:, 0], math.sqrt(least * most)),
         evidence=_evidence(card, sheet, state, software, learned),
         price=_price(variant, seconds / images),
     )
