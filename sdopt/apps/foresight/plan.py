@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdopt.apps.foresight.advice import Needed, what_fits
-from sdopt.apps.foresight.cards import AskedCard, asked_for, sheets_for, with_known_card
+from sdopt.apps.foresight.cards import asked_for, sheets_for, with_known_card
 from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.apps.foresight.cpu import (
     HALF_WIDTH,
@@ -587,14 +587,15 @@ def plan_of(
                 "plan.torch: the run of plan.measured has a PyTorch of its own; leave one of the two out"
             )
         torch, learned = _learned(Path(asked["plan.measured"]))
-    rest, cards = (
-        with_known_card(rest, config_dir) if not names else (rest, asked_for(names))
-    )
+    if names:
+        cards, on_names = asked_for(names)
+    else:
+        rest, (cards, on_names) = with_known_card(rest, config_dir)
     with composer_of(rest, config_dir) as composer:
         predictions = predict(
             _variants(composer, rest), sheets_for(composer, cards, rest), learned, torch
         )
-        notes = _notes(composer, cards, predictions)
+        notes = [*on_names, *_notes(composer, predictions)]
         compared = _is_compared(composer, predictions, rest)
     own_groups = () if config_dir is None else ("--config-dir", config_dir)
     command = command_line("run", *own_groups, *rest, "protocol.replicates=3")
@@ -626,11 +627,9 @@ def _is_compared(
     return False
 
 
-def _notes(
-    composer: HydraComposer, cards: AskedCard, predictions: Sequence[Prediction]
-) -> list[str]:
-    """Returns what the cards' names mean, their known faults, and what would fit where something does not."""
-    notes = [*cards.notes]
+def _notes(composer: HydraComposer, predictions: Sequence[Prediction]) -> list[str]:
+    """Returns known faults of the cards, and what would fit where something does not."""
+    notes: list[str] = []
     notes += dict.fromkeys(
         f"{prediction.card}, {prediction.variant}: {prediction.warning}"
         for prediction in predictions
