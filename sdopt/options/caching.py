@@ -99,7 +99,6 @@ class WholeSteps(Optimization):
         return proof
 
 
-@dataclass(frozen=True)
 class Caching(Optimization):
     """The base class of options that make a step cheaper than the whole denoiser."""
 
@@ -181,7 +180,6 @@ class Caching(Optimization):
             state.end()  # who calls the denoiser now, as another pipeline may, begins nothing
 
 
-@dataclass(frozen=True)
 class SkippedLayers(Caching):
     """The base class of options under which a step runs the whole UNet, or some of its layers, or none."""
 

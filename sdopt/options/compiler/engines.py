@@ -294,7 +294,6 @@ class TensorRt(ExportingCompiler):
 # ---- outside of PyTorch, on a CPU -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class CpuEngine(ExportingCompiler):
     """The base class of engines that compute modules on a CPU with a copy of the weights."""
 
