@@ -91,17 +91,13 @@ def main(argv: list[str]) -> int:
 def _serve(variant: "Variant", serving: "Serving", context: "StartContext") -> None:
     from sdopt.apps.serving.server import listen
     from sdopt.config.groups import data_sheets
-    from sdopt.preparation import check_models, fetch, remarks_on_variants
+    from sdopt.preparation import make_ready, remarks_on_variants
     from sdopt.worker.machine import find_machine
 
     machine, context = find_machine(context, variant.hardware, data_sheets)
     _require_servable(variant, serving, machine.device)
     listening = listen(serving) if serving.engine == "local" else None
-    fetch([variant], context)
-    check_models([variant], ("path", "hub"), context)
-    # What a model on the hub, or a LoRA, cannot do is known once it is here.
-    if problems := variant.conflicts(machine.device):
-        raise ConflictError(problems)
+    make_ready([variant], machine.device, context)
     print_problems([*machine.warnings, *remarks_on_variants([variant], machine)])
     if listening is None:
         from sdopt.apps.serving.ray import deploy

@@ -132,6 +132,11 @@ def some_of(names: Sequence[str], most: int = 1) -> str:
     return ", ".join(names[:most]) + more
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number of things, as in `1 graph` and `3 graphs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def with_type(error: BaseException) -> str:
     """Returns an error as one line: its type, and what it says."""
     return f"{type(error).__name__}: {one_line(error)}"

@@ -49,11 +49,11 @@ from sdopt.record.images import remarks_on_images
 from sdopt.record.records import Status, StudyResult, append_reason
 from sdopt.report.answer import answer_shown
 from sdopt.report.header import announce, show_plan
+from sdopt.report.notes import lora_apart
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.study.cost import cost_of
 from sdopt.study.designs import Plan
 from sdopt.study.plan import (
-    lora_alone,
     plan_result,
     refused,
     require_room,
@@ -315,7 +315,6 @@ class Experiment:
         self.timeline.enter("composing and planning")
         remarks = (
             *unused_options(config.study, plan, self.composer.chosen()),
-            *lora_alone(config.study, plan),
             *remarks_on_variants(plan.variants, machine),
             *self._remarks(plan.variants),
         )
@@ -326,6 +325,7 @@ class Experiment:
         result = plan_result(
             plan, config.study.name, design, config.recorded, machine, command
         )
+        print_problems(lora_apart(result))
         return plan, result, machine
 
     def _remarks(self, variants: Sequence[Variant]) -> list[str]:

@@ -126,8 +126,6 @@ def launch(
         UnavailableError: a file or a folder could not be read or written.
         InterruptedStudy: Ctrl-C; the error has the folders of the studies that had started.
     """
-    from sdopt.record.files import read_error
-
     launched = Launched()
     began = time.monotonic() if began is None else began
     try:
@@ -153,45 +151,51 @@ def launch(
             if command.dry
             else nullcontext(command.folder) as folder
         ):
-            launched.folder, launched.sweep = (
-                None if command.dry else folder,
-                command.sweep,
-            )
-            try:
-                _require_folder(command)
-                if command.composer is None:
-                    ready()  # jobs may print from other processes
-                    job = LaunchedJob(_this_process())
-                else:
-                    how = {
-                        "command": ["sdopt", "run", *argv],
-                        "ready": ready,
-                        "brief": brief,
-                        "deadline": deadline,
-                    }
-                    job = LaunchedJob(_this_process(), command.composer, how, began)
-                command.run(job, folder)
-                _say_effort(command, job)
-                launched.occupied = any(
-                    isinstance(error, OccupiedError) for error in job.errors
-                )
-                if job.errors and not command.sweep:
-                    raise job.errors[0]
-            except (SdoptError, KeyboardInterrupt):
-                raise
-            except Exception as error:
-                _require_lost_job(error, command)
-                launched.lost = True
-            if command.dry:
-                errors = [
-                    read_error(file.parent) for file in folder.rglob("error.json")
-                ]
-                launched.code = max(
-                    (error.exit_code for error in errors if error), default=0
-                )
+            launched.folder = None if command.dry else folder
+            launched.sweep = command.sweep
+            job = LaunchedJob(_this_process())
+            if command.composer is not None:
+                how = {
+                    "command": ["sdopt", "run", *argv],
+                    "ready": ready,
+                    "brief": brief,
+                    "deadline": deadline,
+                }
+                job = LaunchedJob(_this_process(), command.composer, how, began)
+            _run(command, job, folder, launched, ready)
     except KeyboardInterrupt as interrupt:
         raise InterruptedStudy(launched) from interrupt
     return launched
+
+
+def _run(
+    command: Command,
+    job: LaunchedJob,
+    folder: Path,
+    launched: Launched,
+    ready: Callable[[], None],
+) -> None:
+    """Runs the jobs of a command, and notes what became of them. Raises what ended a single study."""
+    from sdopt.record.files import read_error
+
+    try:
+        _require_folder(command)
+        if command.sweep:
+            ready()  # jobs may print from other processes
+        command.run(job, folder)
+        _say_effort(command, job)
+        occupied = [error for error in job.errors if isinstance(error, OccupiedError)]
+        launched.occupied = bool(occupied)
+        if job.errors and not command.sweep:
+            raise job.errors[0]
+    except SdoptError:
+        raise
+    except Exception as error:
+        _require_lost_job(error, command)
+        launched.lost = True
+    if command.dry:
+        errors = [read_error(file.parent) for file in folder.rglob("error.json")]
+        launched.code = max((error.exit_code for error in errors if error), default=0)
 
 
 def _say_effort(command: Command, job: LaunchedJob) -> None:

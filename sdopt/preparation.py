@@ -9,7 +9,8 @@ from pathlib import Path
 
 from sdopt.assembly import left_out_by
 from sdopt.config.composer import HydraComposer
-from sdopt.errors import UsageError, print_problems
+from sdopt.errors import ConflictError, UsageError, print_problems
+from sdopt.hardware.device import Device
 from sdopt.hardware.faults import faults_of
 from sdopt.pipelines import sampling
 from sdopt.pipelines.catalog import architecture_folder, path_of
@@ -90,6 +91,22 @@ def fetch(variants: Sequence[Variant], context: StartContext) -> None:
     fetch_models(variant.model for variant in variants)
     for variant in variants:
         variant.files(fetch=True)
+
+
+def make_ready(
+    variants: Sequence[Variant], device: Device, context: StartContext
+) -> None:
+    """Fetches and checks the models of variants that are to run on a device.
+
+    Raises:
+        UsageError: a model cannot be fetched or built.
+        ConflictError: what a model on the hub, or a LoRA, cannot do, which is known once it is here.
+    """
+    fetch(variants, context)
+    check_models(variants, ("path", "hub"), context)
+    conflicts = chain.from_iterable(variant.conflicts(device) for variant in variants)
+    if problems := [*dict.fromkeys(conflicts)]:
+        raise ConflictError(problems)
 
 
 def check_models(

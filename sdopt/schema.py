@@ -445,6 +445,11 @@ class Tracking(Configured):
     note: str | None = None
     """A note shown above the answer in a study's run."""
 
+    @property
+    def own_tags(self) -> dict[str, str]:
+        """Those that the user adds, as texts."""
+        return {name: str(value) for name, value in (self.tags or {}).items()}
+
 
 @dataclass(frozen=True)
 class Quality(Configured):

@@ -1,6 +1,8 @@
 """Reads a user's text as Windows and others write it; imports nothing heavy."""
 
 import codecs
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from sdopt.errors import UsageError
@@ -38,3 +40,11 @@ def read_text(file: Path) -> str:
         return decoded(file.read_bytes())
     except NotUtf8Error as error:
         raise UsageError(f"{file}: {error}") from error
+
+
+def first_match(table: Mapping[str, str], text: str, otherwise: str = "") -> str:
+    """Returns what stands beside the first pattern of a table that is found in a text; `otherwise` if none is."""
+    for pattern, meaning in table.items():
+        if re.search(pattern, text):
+            return meaning
+    return otherwise

@@ -62,7 +62,7 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Scalars:
     """The keys that are in no section."""
 
@@ -74,8 +74,8 @@ class _Scalars:
     retry_failed: Annotated[bool, Field(strict=True)] = False
 
 
-@dataclass(frozen=True)
-class RunConfig:
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(_Scalars):
     """A composed configuration, typed and within its ranges."""
 
     model: Model
@@ -90,10 +90,6 @@ class RunConfig:
     study: Design
     optimizations: Mapping[str, Optimization]
     choices: Mapping[str, str]
-    dry_run: bool
-    objective: tuple[str, ...]
-    resume: str | None
-    retry_failed: bool
     recorded: RecordedConfig
 
 
@@ -129,15 +125,11 @@ def parse(composed: Composition) -> RunConfig:
     names_of_sections = {
         section: str(choices.get(section)) for section in WORK_SECTIONS
     }
-    objective = tuple(command.objective)
     return RunConfig(
         **sections,
+        **vars(command),
         optimizations=optimizations,
         choices=names_of_options | names_of_sections,
-        dry_run=command.dry_run,
-        objective=objective,
-        resume=command.resume,
-        retry_failed=command.retry_failed,
         recorded=RecordedConfig(
             **{key: section for key, section in sections.items() if key != "study"},
             study=values["study"],
@@ -146,7 +138,7 @@ def parse(composed: Composition) -> RunConfig:
                 for key, value in values.items()
                 if key not in (*SECTIONS, *_SCALARS)
             },
-            objective=objective,
+            objective=tuple(command.objective),
             dry_run=command.dry_run,
         ),
     )

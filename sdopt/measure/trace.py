@@ -92,6 +92,15 @@ class StageTrace:
         """Number of calls that ran layers of the network."""
         return self.calls - self.idle
 
+    def runs_within(self, layer: str) -> list[int]:
+        """Returns how often each layer without sublayers ran that lies within a layer; [] in compiled code."""
+        inside = f"{layer}."
+        return [count for name, count in self.ran.items() if name.startswith(inside)]
+
+    def runs_of(self, *endings: str) -> int:
+        """Returns how often the layers ran whose names end so, all together."""
+        return sum(count for name, count in self.ran.items() if name.endswith(endings))
+
     @property
     def compiled_regions(self) -> int:
         """Number of regions compiled by TorchDynamo that ran."""
@@ -187,11 +196,7 @@ class Trace:
     def attention_calls(self) -> int:
         """How often an attention layer of the denoiser ran; 0 in compiled code, where layers are not seen."""
         # The last module in every attention layer of diffusers, whatever computes the attention.
-        return sum(
-            count
-            for name, count in self.denoiser.ran.items()
-            if name.endswith(".to_out.1")
-        )
+        return self.denoiser.runs_of(".to_out.1")
 
     @property
     def denoiser(self) -> StageTrace:

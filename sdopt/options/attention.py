@@ -448,16 +448,8 @@ class FusedProjections(EquivalentAttention):
 
         def proof(trace: Trace) -> Finding:
             kinds, ran = _processors(denoiser), trace.denoiser.ran
-            fused = sum(
-                count
-                for name, count in ran.items()
-                if name.endswith((".to_qkv", ".to_kv"))
-            )
-            apart = sum(
-                count
-                for name, count in ran.items()
-                if name.endswith((".to_k", ".to_v"))
-            )
+            fused = trace.denoiser.runs_of(".to_qkv", ".to_kv")
+            apart = trace.denoiser.runs_of(".to_k", ".to_v")
             if replaceable:
                 every = fused == trace.attention_calls and not apart
                 engaged = kinds == ["FusedAttnProcessor2_0"] and (not ran or every)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from math import ceil
 from threading import get_ident
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -41,7 +42,7 @@ from sdopt.options.compiler import (
     TorchScript,
 )
 from sdopt.options.compiler.deepspeed import Attention as DeepSpeedAttention
-from sdopt.options.conflicts import compiles, unguided, untold
+from sdopt.options.conflicts import compiles, latent_side, unguided, untold
 from sdopt.options.declarations import Excludes, Extra
 from sdopt.pipelines.family import family_of_pipe
 from sdopt.pipelines.loading import (
@@ -64,6 +65,14 @@ from sdopt.schema import EveryNth, Factor, PositiveShare, Seed, Share, ShareBelo
 if TYPE_CHECKING:
     from sdopt.options.skipping import Skipping
     from sdopt.options.transformer import Watching
+
+
+_REPLACED_LAYERS = Excludes(
+    "attention",
+    "reuses outputs of diffusers' layers, which attention=deepspeed replaces: choose another",
+    (DeepSpeedAttention,),
+)
+"""What those exclude that hook into diffusers' attention layers."""
 
 
 class WholeSteps(Optimization):
@@ -90,7 +99,6 @@ class WholeSteps(Optimization):
         return proof
 
 
-@dataclass(frozen=True)
 class Caching(Optimization):
     """The base class of options that make a step cheaper than the whole denoiser."""
 
@@ -106,11 +114,13 @@ class Caching(Optimization):
     """Number of batch sizes of the denoiser in one image."""
     idle: ClassVar[str]
     """Why none of `steps` steps is cheaper than the whole denoiser, where `skips` says so."""
+    asks_for: ClassVar[tuple[str, ...]] = ()
+    """What it asks diffusers' pipeline for, which not every one says."""
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
         config, is_unet = denoiser_config(ctx.model), family_of(ctx.model).is_unet
-        reasons = []
+        reasons = untold(ctx, *self.asks_for)
         if (
             is_unet
             and config
@@ -170,7 +180,6 @@ class Caching(Optimization):
             state.end()  # who calls the denoiser now, as another pipeline may, begins nothing
 
 
-@dataclass(frozen=True)
 class SkippedLayers(Caching):
     """The base class of options under which a step runs the whole UNet, or some of its layers, or none."""
 
@@ -343,6 +352,7 @@ class SpectralForecast(SkippedLayers):
     leaves_calls_whole = True
     others = "were forecast"
     idle = "all of {steps} steps run, and none is forecast"
+    asks_for = ("num_timesteps",)
 
     warmup: EveryNth = 4
     """Number of steps at the start that run."""
@@ -390,10 +400,6 @@ class SpectralForecast(SkippedLayers):
         return [float(weight) for weight in self.blend * fit + (1 - self.blend) * line]
 
     @override
-    def conflicts(self, ctx: Context) -> list[str]:
-        return super().conflicts(ctx) + untold(ctx, "num_timesteps")
-
-    @override
     def skips(self, steps: int) -> bool:
         return not all(self.runs(steps))
 
@@ -416,14 +422,8 @@ class PyramidAttention(Caching):
 
     assumes = (counted_steps, one_call_a_step)
     idle = "no step of {steps} reuses an output between the shares {self.start} and {self.stop}"
-
-    excludes = (
-        Excludes(
-            "attention",
-            "reuses outputs of diffusers' layers, which attention=deepspeed replaces: choose another",
-            (DeepSpeedAttention,),
-        ),
-    )
+    asks_for = ("num_timesteps",)
+    excludes = (_REPLACED_LAYERS,)
 
     spatial: EveryNth | None = 2
     """Self-attention is computed once per this number of steps; null computes it on every step."""
@@ -451,7 +451,7 @@ class PyramidAttention(Caching):
             reasons.append(
                 "caching.spatial and caching.cross are both null, so that nothing is reused: set one"
             )
-        return reasons + untold(ctx, "num_timesteps")
+        return reasons
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
@@ -477,11 +477,7 @@ class PyramidAttention(Caching):
 
         def proof(trace: Trace) -> Finding:
             # The last module of every attention layer, independent of the attention implementation.
-            seen = trace.denoiser.ran.items()
-            ran = dict.fromkeys(_KINDS, 0)
-            for kind in ran:
-                ends = f"{kind}.to_out.1"
-                ran[kind] = sum(n for name, n in seen if name.endswith(ends))
+            ran = {kind: trace.denoiser.runs_of(f"{kind}.to_out.1") for kind in _KINDS}
             layers = sum(
                 name.endswith("attn1.to_out.1") for name, _ in unet.named_modules()
             )
@@ -520,12 +516,7 @@ class PyramidAttention(Caching):
         def proof(trace: Trace) -> Finding:
             ran = {False: 0, True: 0}
             for name, cross in names.items():
-                inner = [
-                    n
-                    for layer, n in trace.denoiser.ran.items()
-                    if layer.startswith(f"{name}.")
-                ]
-                ran[cross] += max(inner, default=0)
+                ran[cross] += max(trace.denoiser.runs_within(name), default=0)
             every = {False: self.spatial, True: self.cross}
             chosen = [kind for kind in set(names.values()) if every[kind] is not None]
             computed, reused = watching.computed, watching.reused
@@ -604,14 +595,8 @@ class TaylorSeer(Caching):
     )
     keeps_structure = True
     idle = "all of {steps} steps run every layer"
-
-    excludes = (
-        Excludes(
-            "attention",
-            "expands outputs of diffusers' layers, which attention=deepspeed replaces: choose another",
-            (DeepSpeedAttention,),
-        ),
-    )
+    asks_for = ("num_timesteps",)
+    excludes = (_REPLACED_LAYERS,)
 
     interval: EveryNth = 3
     """After the steps at the start, the layers run once per this number of steps."""
@@ -632,10 +617,6 @@ class TaylorSeer(Caching):
         return not all(self.runs(steps))
 
     @override
-    def conflicts(self, ctx: Context) -> list[str]:
-        return super().conflicts(ctx) + untold(ctx, "num_timesteps")
-
-    @override
     def apply(self, pipe: Pipeline) -> Proof:
         from sdopt.options.attention_caches import Expansions
 
@@ -647,18 +628,8 @@ class TaylorSeer(Caching):
 
         def proof(trace: Trace) -> Finding:
             calls, facts = trace.denoiser.calls, dict(watching.calls)
-            most = 0
-            for name in names:
-                most = max(
-                    [
-                        most,
-                        *(
-                            n
-                            for layer, n in trace.denoiser.ran.items()
-                            if layer.startswith(f"{name}.")
-                        ),
-                    ]
-                )
+            runs_of_each = map(trace.denoiser.runs_within, names)
+            most = max(chain.from_iterable(runs_of_each), default=0)
             whole = facts.setdefault("whole", 0)
             engaged = most == whole < calls == watching.calls.total()
             summary = f"of {calls} traced calls {whole} ran the attention layers, and {calls - whole} expanded them"
@@ -675,6 +646,7 @@ class GuidanceInterval(Caching):
     compilers: ClassVar[Mapping[str, type[Optimization]]] = {"inductor": Inductor}
     batch_sizes = 2
     idle = "all of {steps} steps lie between caching.start={self.start} and caching.stop={self.stop}"
+    asks_for = ("num_timesteps",)
 
     start: ShareBelowOne = 0.1
     """Share of the steps before guidance begins."""
@@ -691,11 +663,7 @@ class GuidanceInterval(Caching):
 
     @override
     def conflicts(self, ctx: Context) -> list[str]:
-        reasons = (
-            super().conflicts(ctx)
-            + unguided(ctx, "guidance to skip")
-            + untold(ctx, "num_timesteps")
-        )
+        reasons = super().conflicts(ctx) + unguided(ctx, "guidance to skip")
         if guidance_of(ctx.model).form == "batched":
             reasons += untold(ctx, "do_classifier_free_guidance")
         if self.start >= self.stop:
@@ -770,7 +738,7 @@ class TokenMerging(Caching):
 
     @override
     def ineffective(self, ctx: Context) -> list[str]:
-        side = (ctx.workload.size or ctx.model.size) // 8
+        side = latent_side(ctx)
         levels = [
             level
             for level in heads_by_level(ctx.model)
@@ -870,11 +838,7 @@ def on_transformer(pipe: Pipeline, watching: "Watching", others: str) -> Proof:
         cheaper = sum(
             facts.get(kind, 0) for kind in ("outer", "part", "forecast", "left out")
         )
-        runs = [
-            count
-            for name, count in trace.denoiser.ran.items()
-            if name.startswith(f"{last}.")
-        ]
+        runs = trace.denoiser.runs_within(last)
         facts["runs_of_the_last_block"] = min(runs, default=0)
         left_out = sum(facts.get(kind, 0) for kind in ("outer", "forecast", "left out"))
         engaged = cheaper > 0 and watching.calls.total() == calls

@@ -7,6 +7,7 @@ from sdopt.options.grad_mode import GradMode
 from sdopt.options.layout import Layout
 from sdopt.options.lora import Lora
 from sdopt.options.precision import FixedVae, FullVae, Precision
+from sdopt.pipelines.families import factor_of
 from sdopt.pipelines.loading import family_of, guidance_of, part_config
 
 
@@ -107,20 +108,21 @@ def unguided(ctx: Context, what: str) -> list[str]:
 def untold(ctx: Context, *properties: str) -> list[str]:
     """Returns the conflict, if any, of an option that asks diffusers' pipeline for what it does not say."""
     family = family_of(ctx.model)
-    if family.is_unet:
+    if family.is_unet or not properties:
         return []
     import diffusers
 
-    lacking = [
-        name
-        for name in properties
-        if not hasattr(getattr(diffusers, family.pipeline), name)
-    ]
-    return (
-        [f"diffusers' {family.pipeline} does not say its {' and '.join(lacking)}"]
-        if lacking
-        else []
-    )
+    cls = getattr(diffusers, family.pipeline)
+    lacking = [name for name in properties if not hasattr(cls, name)]
+    if not lacking:
+        return []
+    return [f"diffusers' {family.pipeline} does not say its {' and '.join(lacking)}"]
+
+
+def latent_side(ctx: Context) -> int:
+    """Returns how many latents a side an image of the variant has."""
+    factor = factor_of(part_config(ctx.model, "vae") or {})
+    return (ctx.workload.size or ctx.model.size) // factor
 
 
 def leaves_adapters_out(ctx: Context) -> list[str]:

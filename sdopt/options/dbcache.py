@@ -78,14 +78,8 @@ class DualBlockCache(Caching):
         denoiser.forward = blocks
 
         def proof(trace: Trace) -> Finding:
-            runs = 0
-            for name in blocks.names:
-                inner = [
-                    count
-                    for layer, count in trace.denoiser.ran.items()
-                    if layer.startswith(f"{name}.")
-                ]
-                runs += min(inner, default=0)
+            runs_of_each = map(trace.denoiser.runs_within, blocks.names)
+            runs = sum(min(inner, default=0) for inner in runs_of_each)
             calls, skipped = trace.denoiser.calls, blocks.skipped
             every = calls * len(blocks.names)
             engaged = (

@@ -238,7 +238,6 @@ class TunableOp(Optimization):
         return proof
 
 
-@dataclass(frozen=True)
 class InductorSetting(Optimization):
     """The base class of options that change a setting of Inductor while it compiles."""
 

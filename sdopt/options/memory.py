@@ -18,7 +18,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from sdopt.contract import LATENCY, MEMORY
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, counted
 from sdopt.measure.stages import TEXT_ENCODER, VAE_DECODER
 from sdopt.options import (
     Context,
@@ -47,6 +47,7 @@ from sdopt.options.lora import (
     lora_in_text_encoders,
     scaling_arguments,
 )
+from sdopt.options.precision import misfits
 from sdopt.pipelines.catalog import ARCHITECTURES, PACKAGED
 from sdopt.pipelines.components import network_problems
 from sdopt.pipelines.families import factor_of, guidance_from
@@ -57,7 +58,6 @@ from sdopt.pipelines.loading import (
     family_of,
     guidance_of,
     load_vae,
-    network_config,
     part_config,
 )
 from sdopt.pipelines.parts import (
@@ -319,34 +319,12 @@ class TinyVae(Optimization):
             folder = self._folder(ctx.model, fetch=False)
         except UsageError:
             return []  # `files` fetches it, or reports that it is missing, once it is needed
-        key = (
-            f".path={self.path}"
-            if self.path
-            else f".hub_id={self.hub_id}"
-            if self.hub_id
-            else ""
-        )
-        if (
-            reasons := []
-            if self._is_random(ctx.model)
-            else network_problems(folder, f"memory.tiny_vae{key}")
-        ):
-            return reasons
-        tiny, of_model = network_config(folder), part_config(ctx.model, "vae")
-        if tiny["_class_name"] != "AutoencoderTiny":
-            return [
-                f"memory.tiny_vae: is of class {tiny['_class_name']}, and must be an AutoencoderTiny"
-            ]
-        has = tiny.get("latent_channels", _CHANNELS)
-        wants = has if of_model is None else of_model.get("latent_channels", _CHANNELS)
-        misfit = f"decodes latents of {has} channels, and this model has {wants}"
-        return (
-            []
-            if has == wants
-            else [
-                f"memory.tiny_vae: {misfit}; set memory.tiny_vae.path to one that fits"
-            ]
-        )
+        at = "memory.tiny_vae"
+        if self.path or self.hub_id:
+            at += f".path={self.path}" if self.path else f".hub_id={self.hub_id}"
+        usual = {"latent_channels": _CHANNELS}
+        damaged = [] if self._is_random(ctx.model) else network_problems(folder, at)
+        return damaged or misfits(folder, at, ctx.model, "AutoencoderTiny", usual)
 
     @override
     def files(self, model: Model, fetch: bool) -> list[Path]:
@@ -392,7 +370,7 @@ class TinyVae(Optimization):
             }
             return Finding(
                 engaged,
-                f"{kind} of {size:,} parameters decoded in {seen.calls} call{'' if seen.calls == 1 else 's'}",
+                f"{kind} of {size:,} parameters decoded in {counted(seen.calls, 'call')}",
                 facts,
             )
 
@@ -508,97 +486,16 @@ class PrecomputedEmbeddings(Optimization):
     def prepare_inputs(
         self, pipe: Pipeline, prompts: Sequence[str]
     ) -> Callable[[Inputs], Inputs]:
-        import torch
-
-        device, encodes = device_of(pipe), set(signature(pipe.encode_prompt).parameters)
-        guidance = guidance_of_pipe(pipe)
-        instead = _instead_of_defaults(pipe)
         call = dict(vars(pipe).get(CALL, {}))
         if self.max_sequence_length is not None:
             call[_LENGTH] = self.max_sequence_length
-        both = (
-            guidance.form == "sequential"
-        )  # whose other branch is encoded as a prompt, the empty one by default
-        with torch.no_grad(), encoding_noted(pipe):
-            texts = (*prompts, "") if both else tuple(prompts)
-            encoded = {text: _encoded(pipe, text, device, call) for text in texts}
-            negative_of: dict[str | None, dict[str, Embeddings]] = {None: {}}
-            negative_of |= {
-                text: _encoded_as_negative(pipe, text, device, call, encoded[text])
-                for text in texts
-            }
-        embeddings = set(chain(*encoded.values(), *negative_of.values()))
+        embedded = _Embedded(pipe, prompts, call)
         for name in TEXT_ENCODERS:
             if getattr(pipe, name, None) is not None:
                 setattr(pipe, name, None)
         # With model offloading, hooks hold references to the text encoders.
         pipe.maybe_free_model_hooks()
         gc.collect()
-
-        def embedded(inputs: Inputs) -> Inputs:
-            names_given = {name for name, value in inputs.items() if value is not None}
-            _require_encoded(inputs, names_given & encodes, embeddings, call)
-            for name in scaling_arguments(inputs):
-                scales = (
-                    f"{name} scales a LoRA in the text encoders too, which are gone"
-                )
-                raise UsageError(
-                    f"memory=precomputed_embeddings: {scales}: scale it by pipe.set_adapters before"
-                )
-            of_caller = names_given.intersection(embeddings)
-            if of_caller and "prompt" in names_given:
-                raise UsageError(
-                    f"memory=precomputed_embeddings: give prompt or {min(of_caller)}, and not both"
-                )
-            if not names_given & {"prompt", "prompt_embeds"}:
-                return inputs
-            count = len(inputs["prompt_embeds" if of_caller else "prompt"])
-            negative = (
-                ""
-                if both and not guidance.takes_negative
-                else inputs.get("negative_prompt")
-            )
-            negatives = (
-                [negative] * count
-                if negative is None or isinstance(negative, str)
-                else list(negative)
-            )
-            if len(negatives) != count:
-                raise UsageError(
-                    "memory=precomputed_embeddings: give a negative prompt for each prompt, or one"
-                )
-            # With embeddings of the caller's own, only those of the negative prompt may be missing: an empty one's.
-            texts = [next(iter(encoded))] * count if of_caller else inputs["prompt"]
-            if unknown := [
-                text
-                for text in (*texts, *negatives)
-                if text is not None and text not in encoded
-            ]:
-                raise UsageError(
-                    f"memory=precomputed_embeddings: the prompt '{unknown[0]}' was not encoded"
-                )
-            beside = [negative_of[text] for text in negatives]
-            rows = [
-                encoded[text] | more for text, more in zip(texts, beside, strict=True)
-            ]
-            names = [
-                name
-                for name in rows[0]
-                if not of_caller
-                or (name.startswith("negative") and name not in of_caller)
-            ]
-            like = inputs["prompt_embeds"] if of_caller else device
-            rest = {
-                name: value
-                for name, value in inputs.items()
-                if name not in ("prompt", "negative_prompt")
-            }
-            rest |= instead
-            masked = any("mask" in name for name in embeddings)
-            return rest | {
-                name: _in_a_batch(rows, name, like, masked) for name in names
-            }
-
         return embedded
 
     @override
@@ -613,27 +510,107 @@ class PrecomputedEmbeddings(Optimization):
         return proof
 
 
-def _require_encoded(
-    inputs: Inputs,
-    given: Collection[str],
-    embeddings: Collection[str],
-    encoded: Mapping[str, Any],
-) -> None:
-    """Raises UsageError for an argument that changes how prompts are encoded, and that they were not `encoded` with."""
-    arguments = {"prompt", "negative_prompt", "num_images_per_prompt", *embeddings}
-    if inputs.get(_LENGTH) == encoded.get(_LENGTH):
-        arguments.add(_LENGTH)
-    further = sorted(set(given) - arguments)
-    if not further:
-        return
-    way = (
-        f"set memory.precomputed_embeddings.{_LENGTH}"
-        if further[0] == _LENGTH
-        else "leave it out"
-    )
-    raise UsageError(
-        f"memory=precomputed_embeddings: {further[0]} was not encoded: {way}"
-    )
+class _Embedded:
+    """Gives calls the embeddings of prompts that were encoded before.
+
+    Args:
+        pipe: the pipeline, with its text encoders.
+        prompts: all that calls may have.
+        call: the arguments of all calls, of which some change how prompts are encoded.
+    """
+
+    def __init__(
+        self, pipe: Pipeline, prompts: Sequence[str], call: Mapping[str, Any]
+    ) -> None:
+        import torch
+
+        guidance = guidance_of_pipe(pipe)
+        self._call, self._device = call, device_of(pipe)
+        self._encodes = set(signature(pipe.encode_prompt).parameters)
+        self._instead = _instead_of_defaults(pipe)
+        # Its other branch is encoded as a prompt, the empty one by default.
+        has_branches = guidance.form == "sequential"
+        self._takes_negative = guidance.takes_negative or not has_branches
+        texts = (*prompts, "") if has_branches else tuple(prompts)
+        self._positive: dict[str, dict[str, Embeddings]] = {}
+        self._negative: dict[str | None, dict[str, Embeddings]] = {None: {}}
+        with torch.no_grad(), encoding_noted(pipe):
+            for text in texts:
+                encoded = _encoded(pipe, text, self._device, call)
+                self._positive[text] = encoded
+                self._negative[text] = _encoded_as_negative(
+                    pipe, text, self._device, call, encoded
+                )
+        self._names = set(chain(*self._positive.values(), *self._negative.values()))
+
+    def __call__(self, inputs: Inputs) -> Inputs:
+        """Returns the arguments of a call with embeddings. Raises UsageError for what was not encoded."""
+        given = {name for name, value in inputs.items() if value is not None}
+        self._require_encoded(inputs, given)
+        of_caller = given & self._names
+        if of_caller and "prompt" in given:
+            raise UsageError(
+                f"memory=precomputed_embeddings: give prompt or {min(of_caller)}, and not both"
+            )
+        if not given & {"prompt", "prompt_embeds"}:
+            return inputs
+        rows = self._rows(inputs, own_embeddings=bool(of_caller))
+        like = inputs["prompt_embeds"] if of_caller else self._device
+        masked = any("mask" in name for name in self._names)
+        texts = ("prompt", "negative_prompt")
+        rest = {name: value for name, value in inputs.items() if name not in texts}
+        rest |= self._instead
+        for name in rows[0]:
+            is_negative = name.startswith("negative") and name not in of_caller
+            if is_negative or not of_caller:
+                rest[name] = _in_a_batch(rows, name, like, masked)
+        return rest
+
+    def _require_encoded(self, inputs: Inputs, given: Collection[str]) -> None:
+        """Raises UsageError for an argument that changes how prompts are encoded, and that they were not encoded with."""
+        for name in scaling_arguments(inputs):
+            scales = f"{name} scales a LoRA in the text encoders too, which are gone"
+            raise UsageError(
+                f"memory=precomputed_embeddings: {scales}: scale it by pipe.set_adapters before"
+            )
+        arguments = {"prompt", "negative_prompt", "num_images_per_prompt", *self._names}
+        if inputs.get(_LENGTH) == self._call.get(_LENGTH):
+            arguments.add(_LENGTH)
+        further = sorted(self._encodes.intersection(given) - arguments)
+        if not further:
+            return
+        way = "leave it out"
+        if further[0] == _LENGTH:
+            way = f"set memory.precomputed_embeddings.{_LENGTH}"
+        raise UsageError(
+            f"memory=precomputed_embeddings: {further[0]} was not encoded: {way}"
+        )
+
+    def _rows(
+        self, inputs: Inputs, own_embeddings: bool
+    ) -> list[dict[str, Embeddings]]:
+        """Returns the embeddings of each prompt of a call and of its negative prompt."""
+        count = len(inputs["prompt_embeds" if own_embeddings else "prompt"])
+        negative = inputs.get("negative_prompt") if self._takes_negative else ""
+        negatives = [negative] * count
+        if not isinstance(negative, str | None):
+            negatives = list(negative)
+        if len(negatives) != count:
+            raise UsageError(
+                "memory=precomputed_embeddings: give a negative prompt for each prompt, or one"
+            )
+        # With embeddings of the caller's own, only those of the negative prompt may be missing: an empty one's.
+        first = next(iter(self._positive))
+        texts = [first] * count if own_embeddings else inputs["prompt"]
+        for text in (*texts, *negatives):
+            if text not in self._negative:
+                raise UsageError(
+                    f"memory=precomputed_embeddings: the prompt '{text}' was not encoded"
+                )
+        pairs = zip(texts, negatives, strict=True)
+        return [
+            self._positive[text] | self._negative[negative] for text, negative in pairs
+        ]
 
 
 def _instead_of_defaults(pipe: Pipeline) -> dict[str, None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -315,9 +315,10 @@ class FixedVae(Precision):
                     if self.path
                     else f"precision.hub_id={self.hub_id}"
                 )
-                reasons += network_problems(folder, at) or [
-                    f"{at}: {problem}" for problem in _misfits(folder, ctx)
-                ]
+                usual = {"latent_channels": 4, "scaling_factor": 0.18215}
+                reasons += network_problems(folder, at) or misfits(
+                    folder, at, ctx.model, "AutoencoderKL", usual
+                )
         return reasons + _other_vae(ctx)
 
     @override
@@ -360,18 +361,30 @@ class FixedVae(Precision):
         )
 
 
-def _misfits(folder: Path, ctx: Context) -> list[str]:
-    """Returns why a network cannot decode what the model's own VAE decodes."""
-    config, of_model = network_config(folder), part_config(ctx.model, "vae")
-    if config["_class_name"] != "AutoencoderKL":
-        return [f"is of class {config['_class_name']}, and must be an AutoencoderKL"]
+def misfits(
+    folder: Path, at: str, model: Model, class_name: str, usual: Mapping[str, float]
+) -> list[str]:
+    """Returns why a VAE cannot decode what the model's own decodes; [] if it can.
+
+    Args:
+        folder: of the VAE.
+        at: the key that names it.
+        model: whose VAE it replaces.
+        class_name: what it must be.
+        usual: keys of the configuration that must be as the model's own VAE has them, with their defaults.
+    """
+    config, of_model = network_config(folder), part_config(model, "vae")
+    if config["_class_name"] != class_name:
+        return [
+            f"{at}: is of class {config['_class_name']}, and must be an {class_name}"
+        ]
     reasons = []
-    for key, usual in (("latent_channels", 4), ("scaling_factor", 0.18215)):
-        has = config.get(key, usual)
-        wants = has if of_model is None else of_model.get(key, usual)
+    for key, default in usual.items():
+        has = config.get(key, default)
+        wants = has if of_model is None else of_model.get(key, default)
         if has != wants:
             reasons.append(
-                f"is for another model: it has {key}={has}, and the model's own VAE {key}={wants}"
+                f"{at}: is for another model: it has {key}={has}, and the model's own VAE {key}={wants}"
             )
     return reasons
 

@@ -2,15 +2,18 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping
-from functools import cache, lru_cache
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, lru_cache, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sdopt.errors import UsageError, one_line
 from sdopt.pipelines.family import FAMILIES, family_named
 from sdopt.schema import Model
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 PACKAGED = Path(__file__).parents[1] / "reference"
 
@@ -73,6 +76,23 @@ def state_of(file: Path) -> tuple[int, ...]:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
+def once_per_state(
+    read: Callable[Concatenate[Path, P], T],
+) -> Callable[Concatenate[Path, P], T]:
+    """Makes a function of a file answer again what it has answered, as long as the file stays as it is."""
+
+    @lru_cache(maxsize=64)
+    def read_state(_state: tuple[int, ...], *args: Any, **named: Any) -> T:
+        return read(*args, **named)
+
+    @wraps(read)
+    def read_once(file: Path, /, *args: P.args, **named: P.kwargs) -> T:
+        state = state_of(file) if file.exists() else ()
+        return read_state(state, file, *args, **named)  # type: ignore[arg-type]  # all are hashable
+
+    return read_once
+
+
 def read_json(file: Path) -> Any:
     """Returns what a JSON file holds, parsed once as long as the file stays as it is: nobody may change the value."""
     return _parsed(file, state_of(file))
@@ -111,6 +131,11 @@ def names_in_folder(folder: Path) -> str:
 def path_of(model: Model) -> Path:
     """Returns the folder or the file of a model with `weights=path`."""
     return Path(str(model.path)).expanduser()
+
+
+def is_in_a_file(model: Model) -> bool:
+    """Returns whether a model lies in a file of the user's own, with its other networks or without them."""
+    return model.weights == "path" and path_of(model).is_file()
 
 
 def architecture_folder(model: Model) -> Path | None:

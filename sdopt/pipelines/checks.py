@@ -16,9 +16,11 @@ from sdopt.pipelines.catalog import (
     architecture_folder,
     class_name_of,
     class_named,
+    is_in_a_file,
     missing_alt_diffusion,
     names_in_folder,
     parts_of,
+    path_of,
     read_json,
     require_kind,
 )
@@ -32,14 +34,12 @@ from sdopt.pipelines.families import (
 )
 from sdopt.pipelines.family import Family, family_named
 from sdopt.pipelines.functions import defined
-from sdopt.pipelines.hub import base_folder
-from sdopt.pipelines.parts import TEXT_ENCODERS
+from sdopt.pipelines.hub import ANY_NETWORK, base_folder
 from sdopt.pipelines.stored import transformer_in
 from sdopt.pipelines.transformer_files import (
     base_of,
     is_transformer,
-    stored_parts,
-    without_parts,
+    parts_apart,
 )
 from sdopt.pipelines.weights import (
     NO_VOCABULARY,
@@ -83,7 +83,7 @@ def require_model(model: Model) -> None:
     elif model.weights == "factory":
         defined(str(model.factory), KEY)
     elif model.weights == "path":
-        _require_at_path(Path(str(model.path)).expanduser(), model)
+        _require_at_path(path_of(model), model)
 
 
 def _require_at_path(path: Path, model: Model) -> None:
@@ -99,11 +99,7 @@ def _require_keys(model: Model) -> None:
     """Raises UsageError for a wrong name, and for keys that these weights do not use: they would be ignored."""
     if wrong := wrong_name(model.name):
         raise UsageError(f"model.name={model.name}: {wrong}")
-    file = (
-        model.weights == "path"
-        and model.path is not None
-        and Path(model.path).expanduser().is_file()
-    )
+    file = model.path is not None and is_in_a_file(model)
     transformer = is_transformer(model)
     reads = {
         "path": (model.weights == "path", "model.weights=path"),
@@ -213,15 +209,8 @@ def _require_transformer(path: Path, model: Model) -> None:
             folder = base_folder(model)
         except UsageError:
             return  # it is fetched, and then checked
-    require_folder(folder, base, without=_ANY_NETWORK)
-    require_folder(
-        folder,
-        base,
-        without={*stored_parts(model, folder), *without_parts(model, folder)},
-    )
-
-
-_ANY_NETWORK = ("transformer", "vae", *TEXT_ENCODERS)
+    require_folder(folder, base, without=ANY_NETWORK)
+    require_folder(folder, base, without=parts_apart(model, folder))
 
 
 _OF_DIFFUSERS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sdopt.errors import UsageError, one_line
 from sdopt.pipelines.catalog import (
     NOT_RUN,
+    once_per_state,
     part_class,
     parts_in,
     path_of,
     read_json,
-    state_of,
 )
 from sdopt.pipelines.families import further_inputs
 from sdopt.pipelines.hub import NETWORK_WEIGHTS
@@ -24,8 +23,7 @@ from sdopt.pipelines.parts import TEXT_ENCODERS, quiet
 from sdopt.pipelines.random_weights import empty_network
 from sdopt.pipelines.transformer_files import (
     is_transformer,
-    stored_parts,
-    without_parts,
+    parts_apart,
 )
 from sdopt.pipelines.transformer_files import problems as problems_of_files
 from sdopt.pipelines.weights import (
@@ -69,22 +67,22 @@ def network_problems(folder: Path, key: str) -> list[str]:
 
     `key` is the option's key that names the folder, for messages.
     """
-    file = folder / NETWORK_WEIGHTS
-    state = state_of(file) if file.exists() else ()
-    return [f"{key}: {problem}" for problem in _network_problems(folder, state)]
+    problems = _network_problems(folder / NETWORK_WEIGHTS)
+    return [f"{key}: {problem}" for problem in problems]
 
 
-@cache
-def _network_problems(folder: Path, _state: tuple[int, ...]) -> tuple[str, ...]:
+@once_per_state
+def _network_problems(file: Path) -> tuple[str, ...]:
     import diffusers
 
+    folder = file.parent
     try:
         class_name = network_config(folder)["_class_name"]
-        Header.of(folder / NETWORK_WEIGHTS, "")
+        Header.of(file, "")
         network, misfits = _laid_out(getattr(diffusers, class_name), folder, None)
         return (
             *_differing("vae", NETWORK_WEIGHTS, network, misfits),
-            *wrong_numbers(folder / NETWORK_WEIGHTS),
+            *wrong_numbers(file),
         )
     except UsageError as error:
         return tuple(problem.removeprefix(": ") for problem in error.problems)
@@ -128,11 +126,7 @@ def _problems(folder: Path, model: Model) -> Iterator[str]:
     """Yields what is wrong with the parts of a pipeline in a folder."""
     parts: dict[str, Any] = {}
     faultless = True
-    apart = (
-        {*stored_parts(model, folder), *without_parts(model, folder)}
-        if is_transformer(model)
-        else set()
-    )
+    apart = parts_apart(model, folder)
     read = [part for part in _run(folder) if part[0] not in apart]
     for problem in chain.from_iterable(
         _of_part(folder, model, parts, *part) for part in read
@@ -144,45 +138,20 @@ def _problems(folder: Path, model: Model) -> Iterator[str]:
 
 
 def _mismatches(parts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields where one part of a pipeline does not fit another, by name networks and tokenizers."""
-    unet = parts["unet"].config if "unet" in parts else None
-    if unet is not None and (
-        further := further_inputs(unet.in_channels, parts["vae"].config.latent_channels)
-    ):
-        yield further
-    encoders = {
-        name: part.config for name, part in parts.items() if name in TEXT_ENCODERS
-    }
-    for name, config in encoders.items():
+    """Yields where one part of a pipeline does not fit another, and no call or not every call would say so."""
+    unet = parts.get("unet")
+    if unet is not None:
+        latent = parts["vae"].config.latent_channels
+        if further := further_inputs(unet.config.in_channels, latent):
+            yield further
+    for name in parts.keys() & {*TEXT_ENCODERS}:
         tokenizer = name.replace("text_encoder", "tokenizer")
+        config = parts[name].config
         known = (
             getattr(config, "vocab_size", None) or config.get_text_config().vocab_size
         )
         if (words := len(parts.get(tokenizer, ()))) > known:
             yield f"{tokenizer}/ has {words} tokens, and {name}/ knows {known}: they are of two models"
-        reads = getattr(parts.get(tokenizer), "model_max_length", 0)
-        if unet is not None and reads > config.max_position_embeddings:
-            longest = f"{name}/ has places for {config.max_position_embeddings} tokens"
-            yield f"{longest}, and {tokenizer}/ gives it {reads}: set model_max_length in its tokenizer_config.json"
-    if unet is None:
-        return  # a transformer projects what it reads, by layers whose shapes have been compared
-    # AltDiffusion projects the states of its text encoder.
-    width = sum(
-        getattr(config, "project_dim", None) or config.hidden_size
-        for config in encoders.values()
-    )
-    takes = unet.cross_attention_dim
-    if not unet.encoder_hid_dim and {
-        *(takes if isinstance(takes, list) else [takes])
-    } != {width}:
-        yield f"text_encoder/ gives {width} channels, and unet/ takes {takes}: they are of two models"
-    if unet.addition_embed_type == "text_time":
-        takes = (
-            unet.projection_class_embeddings_input_dim
-            - 6 * unet.addition_time_embed_dim
-        )
-        if (pooled := list(encoders.values())[-1].projection_dim) != takes:
-            yield f"text_encoder_2/ projects to {pooled} channels, and unet/ takes {takes}: they are of two models"
 
 
 def _of_part(

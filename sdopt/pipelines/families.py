@@ -348,17 +348,14 @@ def _scheduler_of(name: str) -> dict[str, Any]:
 
 def twin_of_folder(folder: Path) -> str | None:
     """Returns the model that comes with sdopt and whose denoiser the pipeline in a folder has; see `published_twin`."""
-    index = _read(folder / "model_index.json")
-    denoiser = _read(folder / family_in(index).denoiser / "config.json")
     scheduler = _read(folder / "scheduler" / "scheduler_config.json")
+    index, denoiser = _index_and_denoiser(folder)
     return published_twin(index, denoiser, scheduler, titles_of_folder(folder))
 
 
 def titles_of_folder(folder: Path) -> list[str]:
     """Returns what the author calls the pipeline in a folder: the folder's name, and that which it was loaded by."""
-    index = _read(folder / "model_index.json")
-    denoiser = _read(folder / family_in(index).denoiser / "config.json")
-    loaded_by = [config.get("_name_or_path") for config in (index, denoiser)]
+    loaded_by = [config.get("_name_or_path") for config in _index_and_denoiser(folder)]
     return [name_of_folder(folder), *map(str, filter(None, loaded_by))]
 
 
@@ -369,11 +366,15 @@ def name_of_folder(path: Path) -> str:
 
 def settings_of_folder(folder: Path) -> dict[str, Any]:
     """Returns the settings of the pipeline in a folder, as `settings_of`; `require_folder` says what is wrong."""
+    vae = _read(folder / "vae" / "config.json")
+    settings = settings_of(*_index_and_denoiser(folder), vae)
+    return settings | _length_of(folder, family_of_folder(folder))
+
+
+def _index_and_denoiser(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the `model_index.json` of the pipeline in a folder, and the configuration of its denoiser."""
     index = _read(folder / "model_index.json")
-    denoiser = _read(folder / family_in(index).denoiser / "config.json")
-    return settings_of(
-        index, denoiser, _read(folder / "vae" / "config.json")
-    ) | _length_of(folder, family_in(index))
+    return index, _read(folder / family_in(index).denoiser / "config.json")
 
 
 def _length_of(folder: Path, family: Family) -> dict[str, int]:

@@ -20,8 +20,7 @@ from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.pipelines.transformer_files import (
     base_of,
     is_transformer,
-    stored_parts,
-    without_parts,
+    parts_apart,
 )
 from sdopt.pipelines.weights import SENTENCEPIECES, require_variant, variants_among
 from sdopt.schema import Model
@@ -60,16 +59,12 @@ def fetch_base(model: Model) -> None:
     base = base_of(model)
     if base.weights == "hub":
         # Which networks lie in files is known when the index is here; the transformer always does.
-        index = hub_folder(base, fetch=True, without=_ALL)
-        hub_folder(
-            base,
-            fetch=True,
-            without={*stored_parts(model, index), *without_parts(model, index)},
-        )
+        index = hub_folder(base, fetch=True, without=ANY_NETWORK)
+        hub_folder(base, fetch=True, without=parts_apart(model, index))
         base_folder(model)  # all of it is there now
 
 
-_ALL = ("transformer", "vae", *TEXT_ENCODERS)
+ANY_NETWORK = ("transformer", "vae", *TEXT_ENCODERS)
 """All networks of a pipeline: without their weights, its configurations and tokenizers remain."""
 
 
@@ -82,12 +77,8 @@ def base_folder(model: Model) -> Path:
     base = base_of(model)
     if base.weights != "hub":
         return Path(str(base.path))
-    index = hub_folder(base, fetch=False, without=_ALL)
-    return hub_folder(
-        base,
-        fetch=False,
-        without={*stored_parts(model, index), *without_parts(model, index)},
-    )
+    index = hub_folder(base, fetch=False, without=ANY_NETWORK)
+    return hub_folder(base, fetch=False, without=parts_apart(model, index))
 
 
 def hub_folder(model: Model, fetch: bool, without: Collection[str] = ()) -> Path:

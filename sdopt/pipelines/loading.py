@@ -15,6 +15,7 @@ from sdopt.pipelines.catalog import (
     architecture_folder,
     class_name_of,
     class_named,
+    is_in_a_file,
     part_class,
     parts_in,
     path_of,
@@ -210,11 +211,7 @@ def leave_out_layers(text_encoder: Any, count: int) -> None:
 
 def is_original(model: Model) -> bool:
     """Returns whether a model is one file that holds all networks of a Stable Diffusion."""
-    return (
-        model.weights == "path"
-        and path_of(model).is_file()
-        and not is_transformer(model)
-    )
+    return is_in_a_file(model) and not is_transformer(model)
 
 
 def sampling_remarks(model: Model, scheduler: Scheduler, steps: int = 20) -> list[str]:

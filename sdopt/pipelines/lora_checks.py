@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError, one_line, some_of, with_type
-from sdopt.pipelines.catalog import state_of, text_to_image
+from sdopt.pipelines.catalog import once_per_state, text_to_image
 from sdopt.pipelines.factory import configs_of, known_class
 from sdopt.pipelines.loading import (
     LoadedModel,
@@ -39,6 +38,7 @@ from sdopt.pipelines.parts import TEXT_ENCODERS, Pipeline, networks_of, quiet
 from sdopt.pipelines.random_weights import empty_like, empty_part
 from sdopt.pipelines.transformer_loras import changed_weights, letters_of
 from sdopt.schema import Model
+from sdopt.text_files import first_match
 
 if TYPE_CHECKING:
     import torch
@@ -72,11 +72,9 @@ def misfits(file: Path, model: Model) -> list[str]:
     Where the model's files are not local yet, only the file itself is checked; once they are, the networks are too.
     """
     # A model that is loaded is not kept alive by a cache.
-    check = _misfits if family_of(model).is_unet else _misfits_of_transformer
-    found = check.__wrapped__ if isinstance(model, LoadedModel) else check
+    problems_of = _misfits if isinstance(model, LoadedModel) else _misfits_once
     is_there = part_config(model, "") is not None
-    problems = found(file, state_of(file), model, is_there)
-    return [f"{file.name} {problem}" for problem in problems]
+    return [f"{file.name} {problem}" for problem in problems_of(file, model, is_there)]
 
 
 def misfits_in(pipe: Pipeline, file: Path) -> list[str]:
@@ -91,31 +89,24 @@ def misfits_in(pipe: Pipeline, file: Path) -> list[str]:
     return misfits(file, model)
 
 
-@lru_cache(maxsize=64)
-def _misfits(
-    file: Path, _state: tuple[int, ...], model: Model, _is_there: bool
-) -> tuple[str, ...]:
+def _misfits(file: Path, model: Model, _is_there: bool) -> list[str]:
     names = header_of_lora(file).shapes
+    is_unet = family_of(model).is_unet
     for name in names:
-        if not (
-            MATRIX.fullmatch(name)
-            or name.endswith(ALPHA)
-            or any(part in name for part in _BESIDE)
-        ):
-            kind = next(
-                (kind for part, kind in _KINDS.items() if re.search(part, name)),
-                "no matrix of a LoRA",
-            )
-            return (
-                f"holds {name}, which is {kind}: diffusers has no such update, and would leave it out",
-            )
+        if is_unet and _is_of_a_lora(name):
+            continue
+        kind = first_match(_KINDS, name, "no matrix of a LoRA" if is_unet else "")
+        if kind:
+            return [f"holds {name}, which is {kind}, and would be left out"]
+    if not is_unet:
+        return _malformed(file) or _lost_in_transformer(file, model)
     if not (pairs := pairs_in(names)):
-        return (
-            "holds no LoRA: none of its names ends in .lora_A.weight or .lora_down.weight",
-        )
+        return [
+            "holds no LoRA: none of its names ends in .lora_A.weight or .lora_down.weight"
+        ]
     if half := [module for module, pair in pairs.items() if len(pair) < 2]:
-        return (f"has only one of the two matrices of {half[0]}",)
-    return tuple(
+        return [f"has only one of the two matrices of {half[0]}"]
+    return (
         _malformed(file)
         or _of_another_family(file, model)
         or _lost(file, model)
@@ -123,16 +114,12 @@ def _misfits(
     )
 
 
-@lru_cache(maxsize=64)
-def _misfits_of_transformer(
-    file: Path, _state: tuple[int, ...], model: Model, _is_there: bool
-) -> tuple[str, ...]:
-    for name in header_of_lora(file).shapes:
-        if kind := next(
-            (kind for part, kind in _KINDS.items() if re.search(part, name)), None
-        ):
-            return (f"holds {name}, which is {kind}, and would be left out",)
-    return tuple(_malformed(file) or _lost_in_transformer(file, model))
+_misfits_once = once_per_state(_misfits)
+
+
+def _is_of_a_lora(name: str) -> bool:
+    beside = name.endswith(ALPHA) or any(part in name for part in _BESIDE)
+    return beside or MATRIX.fullmatch(name) is not None
 
 
 def _lost_in_transformer(file: Path, model: Model) -> list[str]:

@@ -103,12 +103,10 @@ def cast(pipe: Pipeline, dtype: torch.dtype) -> None:
     (https://github.com/huggingface/diffusers/issues/8604). Language models compute the rates by which they count
     positions, and do not store them: rounded to bfloat16, places of later words are wrong. `pipe.to(dtype)` casts both.
     """
-    import torch
-
     weights: dict[torch.nn.Parameter, torch.Tensor] = {}
     computed: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
     for network in networks_of(pipe).values():
-        in_float32 = kept_in_float32(network) if dtype == torch.float16 else set()
+        in_float32 = kept_in_float32(network, dtype)
         weights |= {
             weight: weight.data.float()
             for key, weight in network.named_parameters()
@@ -125,8 +123,12 @@ def cast(pipe: Pipeline, dtype: torch.dtype) -> None:
         module._buffers[name] = buffer
 
 
-def kept_in_float32(network: Any) -> set[str]:
-    """Returns the parameters that a network keeps in float32 when it is loaded in float16, as its class says."""
+def kept_in_float32(network: Any, dtype: torch.dtype) -> set[str]:
+    """Returns the parameters that a network keeps in float32 when it is loaded in a type, as its class says."""
+    import torch
+
+    if dtype != torch.float16:
+        return set()
     parts = set(getattr(network, "_keep_in_fp32_modules", None) or ())
     return {
         key

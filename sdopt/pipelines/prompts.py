@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from sdopt.errors import UsageError, first_line, some_of
 from sdopt.pipelines.catalog import (
     PACKAGED,
+    once_per_state,
     part_class,
     parts_in,
     read_json,
-    state_of,
 )
 from sdopt.pipelines.families import factor_of, latent_channels_of
 from sdopt.pipelines.loading import (
@@ -168,7 +167,7 @@ def _from_file(source: str, column: str | None) -> PromptFile:
             raise Unreadable(
                 "not a file; it is read more than once, which a pipe cannot be"
             )
-        return _read(path, column, state_of(path))
+        return _read(path, column)
     except NoColumn as error:
         raise UsageError(
             f"workload.prompt_column={column}: not in {source}; {error}"
@@ -183,10 +182,7 @@ def _from_file(source: str, column: str | None) -> PromptFile:
         ) from error
 
 
-@lru_cache(maxsize=4)
-def _read(path: Path, column: str | None, _state: tuple[int, ...]) -> PromptFile:
-    """Reads a file once for all variants, as long as it is not changed."""
-    return read_prompts(path, column)
+_read = once_per_state(read_prompts)
 
 
 def wrong_prompt(prompt: str) -> str | None:

@@ -122,7 +122,7 @@ def _draw(
     import torch
 
     drawn: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
-    in_float32 = kept_in_float32(network) if dtype == torch.float16 else set()
+    in_float32 = kept_in_float32(network, dtype)
     for path, module in network.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter in drawn:

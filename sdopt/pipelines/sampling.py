@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError, with_type
-from sdopt.pipelines.catalog import state_of
+from sdopt.pipelines.catalog import once_per_state
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.parts import quiet
 from sdopt.pipelines.weights import Header
@@ -248,11 +247,11 @@ def marks_in(file: Path) -> dict[str, Any]:
     a configuration beside the file that has its name. A prediction type that sdopt does not know is returned as it is
     written.
     """
-    return dict(_marks(file, state_of(file)))
+    return dict(_marks(file))
 
 
-@cache
-def _marks(file: Path, _state: tuple[int, ...]) -> dict[str, Any]:
+@once_per_state
+def _marks(file: Path) -> dict[str, Any]:
     header = Header.of(file, f"model.path={file}")
     names, metadata = header.types, header.metadata
     kinds = {

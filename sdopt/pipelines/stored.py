@@ -6,13 +6,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import state_of
+from sdopt.pipelines.catalog import once_per_state
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.originals import pipeline_in, prefix_in
 from sdopt.pipelines.scales import (
@@ -65,7 +64,7 @@ class Stored:
         """Returns the scales of weights, and what cannot be read: see `scales_of`; blocks of GGUF files hold their own."""
         if self.file.suffix == ".gguf":
             return {}, []
-        formats = _formats(self.file, state_of(self.file))
+        formats = _formats(self.file)
         of_layers = {UNREAD: formats[UNREAD]} if UNREAD in formats else {}
         for name, key in self.names.items():
             layer = name.rpartition(".")[0]
@@ -129,17 +128,13 @@ class Stored:
         return tensors
 
 
+@once_per_state
 def header_of(file: Path) -> Header:
     """Returns what a safetensors or GGUF file says of its tensors.
 
     Raises:
         UsageError: the file is not complete, or reading it needs a package.
     """
-    return _header(file, state_of(file) if file.exists() else ())
-
-
-@lru_cache(maxsize=16)
-def _header(file: Path, _state: tuple[int, ...]) -> Header:
     if file.suffix != ".gguf":
         return Header.of_any(file, f"model.path={file}")
     if find_spec("gguf") is None:
@@ -164,8 +159,8 @@ def _header(file: Path, _state: tuple[int, ...]) -> Header:
     return Header(metadata, types, shapes)
 
 
-@lru_cache(maxsize=16)
-def _formats(file: Path, _state: tuple[int, ...]) -> dict[str, dict[str, Any]]:
+@once_per_state
+def _formats(file: Path) -> dict[str, dict[str, Any]]:
     return formats_in(file, header_of(file))
 
 
@@ -190,13 +185,9 @@ def kinds_of_blocks(file: Path) -> set[str]:
     }
 
 
+@once_per_state
 def transformer_in(file: Path) -> str | None:
     """Returns the class name of the pipeline whose transformer a file holds; None if it holds none that is known."""
-    return _pipeline_in(file, state_of(file) if file.exists() else ())
-
-
-@lru_cache(maxsize=16)
-def _pipeline_in(file: Path, _state: tuple[int, ...]) -> str | None:
     return pipeline_in(header_of(file).shapes)
 
 

@@ -131,6 +131,13 @@ def without_parts(model: Model, folder: Path) -> list[str]:
     return left + [part.replace("text_encoder", "tokenizer") for part in left]
 
 
+def parts_apart(model: Model, folder: Path) -> set[str]:
+    """Returns the parts whose weights the folder of the base need not have: they lie in files, or are left out."""
+    if not is_transformer(model):
+        return set()
+    return {*stored_parts(model, folder), *without_parts(model, folder)}
+
+
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
@@ -292,7 +299,7 @@ def _filled(
     """Returns a network with these tensors as its weights."""
     import torch
 
-    kept = kept_in_float32(network) if dtype == torch.float16 else set()
+    kept = kept_in_float32(network, dtype)
     if any(hasattr(tensor, "quant_type") for tensor in tensors.values()):
         return _in_blocks(network, tensors, folder, dtype)
     values = {}

@@ -180,11 +180,13 @@ def _as_layers(
     down: torch.Tensor, up: torch.Tensor, dimensions: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns matrices with as many dimensions as a layer: some trainers save all of them as convolutions of one pixel."""
-    if math.prod(down.shape[2:]) == 1:
-        down = down.reshape(*down.shape[:2], *[1] * (dimensions - 2))
-    if math.prod(up.shape[2:]) == 1:
-        up = up.reshape(*up.shape[:2], *[1] * (dimensions - 2))
-    return down, up
+
+    def as_layer(matrix: torch.Tensor) -> torch.Tensor:
+        if math.prod(matrix.shape[2:]) != 1:
+            return matrix
+        return matrix.reshape(*matrix.shape[:2], *[1] * (dimensions - 2))
+
+    return as_layer(down), as_layer(up)
 
 
 def _network_of(module: str) -> tuple[str, str]:

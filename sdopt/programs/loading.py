@@ -8,7 +8,7 @@ from typing import Any
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import default_threads
 from sdopt.options.precision import FLOATS, Precision
-from sdopt.pipelines.catalog import class_name_of, path_of
+from sdopt.pipelines.catalog import class_name_of, is_in_a_file, path_of
 from sdopt.pipelines.hub import commit_of
 from sdopt.pipelines.loading import (
     absent_in,
@@ -89,7 +89,7 @@ def from_files(model: Model, task: Task, dtype: str) -> Piece:
     cls = pipeline_class(class_name_of(folder), task)
     if is_transformer(model):
         return _with_files(model, folder, cls, dtype)
-    single = model.weights == "path" and path_of(model).is_file()
+    single = is_in_a_file(model)
     imports = ["import torch", f"from diffusers import {cls.__name__}"]
     if single:
         method = "from_single_file"

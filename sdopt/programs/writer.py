@@ -16,7 +16,7 @@ from sdopt.options.base import Optimization, loading_arguments
 from sdopt.options.memory import PrecomputedEmbeddings, TinyVae
 from sdopt.options.patch import Patch
 from sdopt.options.precision import FixedVae, Precision
-from sdopt.pipelines.catalog import path_of
+from sdopt.pipelines.catalog import is_in_a_file
 from sdopt.pipelines.loading import family_of, marks_of, part_config
 from sdopt.pipelines.sampling import draws_noise, scheduler_settings
 from sdopt.programs.code import Piece, Unwritable, call_of, function_code, literal
@@ -321,10 +321,7 @@ def _keys(variant: Variant, chosen: Chosen) -> dict[str, Any]:
 
 def _is_of_unknown_origin(variant: Variant) -> bool:
     """Returns whether a pipeline of diffusers does not say of which model it is, and so which other VAE fits."""
-    model = variant.model
-    return model.weights == "factory" or (
-        model.weights == "path" and path_of(model).is_file()
-    )
+    return variant.model.weights == "factory" or is_in_a_file(variant.model)
 
 
 def _value(key: str, value: Any) -> str:

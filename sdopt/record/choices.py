@@ -82,21 +82,6 @@ def difference(
     }
 
 
-def lora_apart(
-    name: str, choices: Mapping[str, str], baseline: Mapping[str, str]
-) -> str:
-    """Returns that a variant has a LoRA beside other options, and its baseline has none; "" if that is not so."""
-    changed = difference(choices, baseline)
-    lora = option_name(changed.pop("lora", NONE))
-    changed.pop("scheduler", None)  # of a LoRA that was distilled to a few steps
-    if lora == NONE or baseline.get("lora", NONE) != NONE or not changed:
-        return ""
-    return (
-        f"the LoRA is in '{name}' alone, so that its style counts as a difference of images, too: "
-        f"study.baseline=[lora:{lora}] gives it to the baseline"
-    )
-
-
 def quoted(value: str) -> str:
     """Quotes a string so that Hydra's grammar accepts it, whatever characters it has."""
     # There, a backslash is itself, unless others or none stand between it and a quote.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from sdopt.schema import (
@@ -63,6 +64,15 @@ class RecordedConfig:
     def images_per_call(self) -> int:
         """Number of images that one call of the pipeline makes at the main shape."""
         return self.shapes[0].batch_size * self.workload.images_per_prompt
+
+    @property
+    def lora(self) -> str:
+        """The folder or repository and the file of a LoRA; "" without one. Many files have the same name."""
+        chosen = self.options.get("lora") or {}
+        if "path" not in chosen:
+            return ""
+        place = Path(chosen["path"]).name if chosen["path"] else "packaged"
+        return "/".join(filter(None, (place, chosen.get("weight_name"))))
 
     @property
     def random_weights(self) -> bool:

@@ -1,7 +1,6 @@
 """Describes what was measured, or would be: the work, the device and the versions, and the plan of a dry run."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -179,12 +178,9 @@ def work_of(result: StudyResult) -> str:
 
 
 def _with_lora(baseline: VariantResult) -> str:
-    """Returns the LoRA of the baseline, as in ` with style.safetensors`; "" without one."""
+    """Returns the LoRA of the baseline, as in ` with LoRA styles/ink.safetensors`; "" without one."""
     chosen = baseline.choices.get("lora", NONE)
-    if chosen == NONE:
-        return ""
-    path = baseline.config.options.get("lora", {}).get("path")
-    return f" with {Path(path).name}" if path else f" with lora={chosen}"
+    return "" if chosen == NONE else f" with LoRA {baseline.config.lora or chosen}"
 
 
 def _machine(result: StudyResult) -> str:

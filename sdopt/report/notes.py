@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from sdopt.gate.trust import doubts_of
-from sdopt.record.choices import lora_apart
+from sdopt.record.choices import NONE, difference, option_name
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import GpuState
@@ -137,19 +137,28 @@ def caveats_of(summary: Summary) -> Iterator[str]:
             f"capped; times are those of {result.environment.device['name']}."
         )
     yield from _random_weights_note(result)
-    yield from _lora_note(result)
+    for line in lora_apart(result):
+        yield f"Unlike images: {line}."
     if any(variant.status is Status.NOT_ENGAGED for variant in result.variants):
         yield "not_engaged: the option ran, and nothing shows that it was active; its figures are not attributed to it."
 
 
-def _lora_note(result: StudyResult) -> Iterator[str]:
-    """Yields that the one candidate of a pair has a LoRA and the baseline has not, so that images differ by it."""
-    if result.design != "pair":
-        return
-    plain = result.baseline_variant.choices
+def lora_apart(result: StudyResult) -> list[str]:
+    """Returns that the candidate of a pair has a LoRA beside other options, and its baseline none; [] if not so."""
+    baseline = result.baseline_variant.choices
+    if result.design != "pair" or baseline.get("lora", NONE) != NONE:
+        return []
+    lines = []
     for variant in result.candidates:
-        if apart := lora_apart(variant.name, variant.choices, plain):
-            yield f"Unlike images: {apart}."
+        changed = difference(variant.choices, baseline)
+        lora = option_name(changed.pop("lora", NONE))
+        changed.pop("scheduler", None)  # of a LoRA that was distilled to a few steps
+        if lora != NONE and changed:
+            lines.append(
+                f"the LoRA is in '{variant.name}' alone, so that its style counts as a difference of images, too: "
+                f"study.baseline=[lora:{lora}] gives it to the baseline"
+            )
+    return lines
 
 
 def _random_weights_note(result: StudyResult) -> Iterator[str]:

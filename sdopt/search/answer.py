@@ -2,52 +2,25 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+from sdopt.errors import counted
 from sdopt.preparation import remarks_on_model
 from sdopt.record.records import StudyResult
 from sdopt.report.columns import OF_ONE_STUDY, further_columns, values_of
 from sdopt.report.header import header_of
 from sdopt.report.program import said_of, said_of_whole
-from sdopt.search.findings import RATIOS, CandidateFinding, wanted_of
+from sdopt.search.findings import RATIOS, CandidateFinding
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import UNKNOWN, front_of
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
-from sdopt.search.run import Search, budget_text, count_text, standing_of
+from sdopt.search.run import Search, budget_text, standing_of
 from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
 from sdopt.statistics.sentences import described, unconfirmed
 from sdopt.statistics.words import shortened, start_words, unit_text
-
-
-@dataclass(frozen=True)
-class _Gain:
-    """How an answer tells a gain that no interval goes with; `{}` is its amount.
-
-    Attributes:
-        first_look: of one combination, in a first look.
-        amount: the same, before a reason against it.
-        several: of several combinations.
-        most: of the one that gained most.
-        wanted: what none of all combinations does.
-    """
-
-    first_look: str
-    amount: str
-    several: str
-    most: str
-    wanted: str
-
-
-_GAINS = {
-    "latency": _Gain("was {} faster", "was {}", "were faster", "fastest", "is faster"),
-    "memory": _Gain(
-        "took {}", "took {}", "took less memory", "smallest", "takes less memory"
-    ),
-}
-"""By objective; that of images has no gain over the baseline."""
 
 
 def record_of(search: Search, ended: bool = True) -> SearchRecord:
@@ -73,8 +46,8 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
     example = next(iter(search.results("screen-")), next(iter(studies), None))
     started = search.trials.started
     best = winner or undecided
-    wanted = wanted_of(search.config)
-    named = None if best else _best(entries, "not enough runs", wanted)
+    answer = _Answer(search, judgements, entries)
+    named = None if best else answer.best("not enough runs")
     row = judgements.rows[best] if best else None
     said = (
         said_of if winner else said_of_whole
@@ -86,7 +59,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
         header=header_of(example) if example else [],
         objectives=list(search.config.objectives),
         distance=search.config.distance,
-        sentence=_answer(search, judgements, entries, ended),
+        sentence=answer.sentence(ended),
         entries=sorted(
             entries,
             key=lambda entry: (
@@ -142,86 +115,160 @@ def _judged_entry(
     )
 
 
-def _answer(
-    search: Search, judgements: Judgements, entries: Sequence[SearchEntry], ended: bool
-) -> str:
-    """Returns the answer, and what is still to do where the search did not come to its end."""
-    wanted = wanted_of(search.config)
-    if ended and search.unjudged is None:
-        return _sentence(judgements, entries, wanted, _untried(search, entries))
-    best = _best(entries, "not enough runs", wanted)
-    passed = ""
-    if judgements.passed:
-        passed = f"{_sentence(judgements, entries, wanted)} "
-    if search.unjudged is not None and best is not None:
-        return f"{passed}{_unjudged(best, search)}"
-    fastest = ""
-    if best is not None:
-        most = f"the {_GAINS[wanted].most} so far, not judged"
-        fastest = f"; {most}: {best.name}, {_about(best, wanted)}"
-    proposed = count_text(len(entries))
-    return f"{passed}The search has not ended; {proposed} proposed so far{fastest}."
+class _Answer:
+    """The answer of a search in words.
 
-
-@dataclass(frozen=True)
-class _Untried:
-    """Options that a search was to try, and did not.
-
-    Attributes:
-        left: how many; 0 where all were tried.
-        options: how many there are in all.
-        limit: what ended the search before, as a command line names it.
+    Args:
+        search: what was measured, and within which budget.
+        judgements: what its judged studies decided.
+        entries: all candidates so far.
     """
 
-    left: int = 0
-    options: int = 0
-    limit: str = ""
+    def __init__(
+        self, search: Search, judgements: Judgements, entries: Sequence[SearchEntry]
+    ) -> None:
+        self._search, self._judgements, self._entries = search, judgements, entries
+        self._of_memory = judgements.wanted == "memory"
+        self._tried = sum(map(_was_tried, entries))
 
-    def answer(self, reason: str) -> str:
-        """Returns the answer of a search without a winner: a baseline is kept where nothing is left to try."""
-        if not self.left:
-            return f"Keep the baseline: {reason}."
-        verb, them = ("was", "it") if self.left == 1 else ("were", "them")
+    def sentence(self, ended: bool) -> str:
+        """Returns the answer, and what is still to do; `ended` is false if it was interrupted."""
+        search = self._search
+        if ended and search.unjudged is None:
+            return self._whole()
+        best = self.best("not enough runs")
+        passed = f"{self._winning()} " if self._judgements.passed else ""
+        if search.unjudged is not None and best is not None:
+            return f"{passed}{self._unjudged(best)}"
+        so_far = ""
+        if best is not None:
+            so_far = (
+                f"; the best so far, not judged: {best.name}, which {self._gain(best)}"
+            )
+        proposed = counted(len(self._entries), "combination")
+        return f"{passed}The search has not ended; {proposed} proposed so far{so_far}."
+
+    def _whole(self) -> str:
+        judgements = self._judgements
+        if judgements.passed:
+            return self._winning()
+        if not judgements.studies:
+            return self._nothing_judged()
+        if judgements.undecided:
+            first = judgements.undecided[0]
+            return unconfirmed(judgements.rows[first], judgements.baseline_of(first))
+        return f"{self._kept(self._none_passed())}{self._not_judged()}"
+
+    def _winning(self) -> str:
+        """Returns the answer of a search with a winner."""
+        judgements = self._judgements
+        winner, *others = judgements.passed
+        start = start_words(judgements.rows[winner].break_even)
+        said = described(judgements.rows[winner], judgements.baseline_of(winner))
+        if start:
+            said += f"; {start[0]} more {start[1]}, {start[2]}"
+        gate = judgements.studies[judgements.folders[winner]].result.config.gate
+        which = (
+            "that the gate passes" if gate.judges else "with a gain (no gate judged)"
+        )
+        best = f"Of {self._tried} combinations that were tried, it was ranked first among those {which}"
+        if self._tried == 1:
+            best = "The only combination that was tried"
+        return f"{said}. {best}.{f' {len(others)} more passed.' if others else ''}"
+
+    def _unjudged(self, best: SearchEntry) -> str:
+        """Returns what is said of the best candidate if the budget left no time to judge it."""
+        search = self._search
+        needed_min = math.ceil((search.ready_s + (search.unjudged or 0.0)) / 60)
         return (
-            f"Undecided: {self.left} of {self.options} options {verb} not tried; {reason}. The same command with a larger "
-            f"{self.limit} goes on with {them}."
+            f"Undecided: {best.name} {self._gain(best)} in a first look; the budget of "
+            f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command goes on "
+            f"and judges them in about {needed_min} min: {budget_text(needed_min)}."
         )
 
+    def _nothing_judged(self) -> str:
+        """Returns the answer of a search of which no combination was worth to be judged."""
+        if not self._tried:
+            return "No combination was tried."
+        best, refused = self.best("fail"), ""
+        if best is not None:
+            refused = (
+                f"; {best.name} {self._gain(best)}, but: {shortened(best.because)}"
+            )
+        kept = f"none of the {self._tried} combinations that were tried"
+        if self._tried == 1:
+            kept = "nothing that was tried (1 combination)"
+        gains = "takes less memory" if self._of_memory else "is faster"
+        return self._kept(f"{kept} {gains} and keeps the images{refused}")
 
-def _untried(search: Search, entries: Sequence[SearchEntry]) -> _Untried:
-    """Returns the options alone that were not tried."""
-    options = search.space.candidates(search.space.alone())
-    tried = {entry.name for entry in entries if _was_tried(entry)}
-    left = [option for option in options if option.name not in tried]
-    most = search.config.trials
-    limit = "budget (search.budget_s, sdopt optimize --budget)"
-    if most is not None and most <= len(entries):
-        limit = "search.trials"
-    return _Untried(len(left), len(options), limit)
+    def _none_passed(self) -> str:
+        """Returns that all that were judged failed, and by what the first of them did."""
+        rows = self._judgements.rows
+        none = f"{len(rows)} of {self._tried} combinations were judged, and none of them passes"
+        if len(rows) == 1:
+            which = "the only combination that was tried"
+            if self._tried > 1:
+                which = f"one of {self._tried} combinations"
+            none = f"{which} was judged, and it does not pass"
+        row = next(iter(rows.values()))
+        verdicts = [str(row.speed or ""), f"images {row.images}" if row.images else ""]
+        return f"{none} ({row.name}: {', '.join(filter(None, verdicts))})"
+
+    def _not_judged(self) -> str:
+        """Returns how many gained in a first look and were not judged; "" if none did."""
+        better = self._better("not judged")
+        if not better:
+            return ""
+        best = f"{better[0].name} {self._gain(better[0])}"
+        also = f"{best} in a first look"
+        if len(better) > 1:
+            gained = "took less memory" if self._of_memory else "were faster"
+            also = f"{len(better)} more {gained} in a first look; {best}"
+        return f" Not judged: {also}; a larger budget goes on with what is left."
+
+    def _kept(self, reason: str) -> str:
+        """Returns the answer of a search without a winner: a baseline is kept where nothing is left to try."""
+        space, config = self._search.space, self._search.config
+        options = space.candidates(space.alone())
+        tried = {entry.name for entry in self._entries if _was_tried(entry)}
+        left = sum(option.name not in tried for option in options)
+        if not left:
+            return f"Keep the baseline: {reason}."
+        verb, them = ("was", "it") if left == 1 else ("were", "them")
+        limit = "budget (search.budget_s, sdopt optimize --budget)"
+        if config.trials is not None and config.trials <= len(self._entries):
+            limit = "search.trials"
+        return (
+            f"Undecided: {left} of {len(options)} options {verb} not tried; {reason}. The same command with a larger "
+            f"{limit} goes on with {them}."
+        )
+
+    def best(self, fate: Fate) -> SearchEntry | None:
+        """Returns the entry of a fate that gained most of what is wanted; None if none gained."""
+        return next(iter(self._better(fate)), None)
+
+    def _better(self, fate: Fate) -> list[SearchEntry]:
+        """Returns the entries of a fate that gained what is wanted, the largest gain first."""
+
+        def gain(entry: SearchEntry) -> float:
+            if self._of_memory:
+                return 1 / (entry.memory_ratio or math.inf)
+            return entry.speedup or 0.0
+
+        of_fate = [entry for entry in self._entries if entry.fate == fate]
+        better = [entry for entry in of_fate if gain(entry) > 1]
+        return sorted(better, key=gain, reverse=True)
+
+    def _gain(self, entry: SearchEntry) -> str:
+        """Returns a gain that no interval goes with, as in `was about 1.90× faster per image`."""
+        if self._of_memory:
+            return f"took about {entry.memory_ratio:.2f}× the memory"
+        return f"was about {entry.speedup:.2f}× faster{unit_text(entry.per_image)}"
 
 
 def _was_tried(entry: SearchEntry) -> bool:
     """Returns whether a candidate was measured, or failed: a study that its time ends leaves some that never ran."""
     return entry.fate != "not enough runs" or entry.processes > 0
-
-
-def _unjudged(best: SearchEntry, search: Search) -> str:
-    """Returns what a search says of its best candidate if the budget left no time to judge it."""
-    needed_min = math.ceil((search.ready_s + (search.unjudged or 0.0)) / 60)
-    wanted = wanted_of(search.config)
-    gained = _GAINS[wanted].first_look.format(_about(best, wanted))
-    return (
-        f"Undecided: {best.name} {gained} in a first look; the budget of "
-        f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command goes on "
-        f"and judges them in about {needed_min} min: {budget_text(needed_min)}."
-    )
-
-
-def _about(entry: SearchEntry, wanted: str) -> str:
-    """Returns a gain that no interval goes with, as in `about 1.90× per image` or `about 0.80× the memory`."""
-    if wanted == "memory":
-        return f"about {entry.memory_ratio:.2f}× the memory"
-    return f"about {entry.speedup:.2f}×{unit_text(entry.per_image)}"
 
 
 def _because(row: Row, finding: CandidateFinding) -> str:
@@ -265,106 +312,6 @@ def entry_of(
         recompiles=row.figures.get("compile/recompiles"),
         columns=values_of(row, further_columns(OF_ONE_STUDY)),
     )
-
-
-def _sentence(
-    judgements: Judgements,
-    entries: Sequence[SearchEntry],
-    wanted: str,
-    untried: _Untried = _Untried(),
-) -> str:
-    tried = sum(map(_was_tried, entries))
-    passed = judgements.passed
-    if passed:
-        return _winning(judgements, tried)
-    if not judgements.studies:
-        return _nothing_judged(entries, tried, wanted, untried)
-    if judgements.undecided:
-        first = judgements.undecided[0]
-        return unconfirmed(judgements.rows[first], judgements.baseline_of(first))
-    others = _not_judged(entries, wanted)
-    return f"{untried.answer(_none_passed(judgements, tried))}{others}"
-
-
-def _none_passed(judgements: Judgements, tried: int) -> str:
-    """Returns that all that were judged failed, and by what the first of them did."""
-    judged = len(judgements.rows)
-    none = f"{judged} of {tried} combinations were judged, and none of them passes"
-    if judged == 1:
-        which = (
-            f"one of {tried} combinations"
-            if tried > 1
-            else "the only combination that was tried"
-        )
-        none = f"{which} was judged, and it does not pass"
-    row = next(iter(judgements.rows.values()))
-    found = [str(row.speed or ""), f"images {row.images}" if row.images else ""]
-    return f"{none} ({row.name}: {', '.join(filter(None, found))})"
-
-
-def _not_judged(entries: Sequence[SearchEntry], wanted: str) -> str:
-    """Returns how many gained in a first look and were not judged; "" if none did."""
-    better = _better(entries, "not judged", wanted)
-    if not better:
-        return ""
-    best, gain = better[0], _GAINS[wanted]
-    about = _about(best, wanted)
-    also = f"{best.name} {gain.first_look.format(about)} in a first look"
-    if len(better) > 1:
-        also = f"{len(better)} more {gain.several} in a first look, {best.name} {about}"
-    return f" Not judged: {also}; a larger budget goes on with what is left."
-
-
-def _winning(judgements: Judgements, tried: int) -> str:
-    """Returns the answer of a search with a winner."""
-    winner, *others = judgements.passed
-    start = start_words(judgements.rows[winner].break_even)
-    said = described(judgements.rows[winner], judgements.baseline_of(winner))
-    if start:
-        said += f"; {start[0]} more {start[1]}, {start[2]}"
-    gate = judgements.studies[judgements.folders[winner]].result.config.gate
-    which = "that the gate passes" if gate.judges else "with a gain (no gate judged)"
-    best = f"Of {tried} combinations that were tried, it was ranked first among those {which}"
-    if tried == 1:
-        best = "The only combination that was tried"
-    return f"{said}. {best}.{f' {len(others)} more passed.' if others else ''}"
-
-
-def _nothing_judged(
-    entries: Sequence[SearchEntry], tried: int, wanted: str, untried: _Untried
-) -> str:
-    """Returns the answer of a search of which no combination was worth to be judged."""
-    if not tried:
-        return "No combination was tried."
-    best, gain = _best(entries, "fail", wanted), _GAINS[wanted]
-    refused = ""
-    if best is not None:
-        amount = gain.amount.format(_about(best, wanted))
-        refused = f"; {best.name} {amount}, but: {shortened(best.because)}"
-    kept = f"none of the {tried} combinations that were tried"
-    if tried == 1:
-        kept = "nothing that was tried (1 combination)"
-    return untried.answer(f"{kept} {gain.wanted} and keeps the images{refused}")
-
-
-def _better(
-    entries: Sequence[SearchEntry], fate: Fate, wanted: str
-) -> list[SearchEntry]:
-    """Returns the entries of a fate that gained what was wanted, the largest gain first."""
-
-    def gain(entry: SearchEntry) -> float:
-        if wanted == "memory":
-            return 1 / (entry.memory_ratio or math.inf)
-        return entry.speedup or 0.0
-
-    better = [entry for entry in entries if entry.fate == fate and gain(entry) > 1]
-    return sorted(better, key=gain, reverse=True)
-
-
-def _best(
-    entries: Sequence[SearchEntry], fate: Fate, wanted: str
-) -> SearchEntry | None:
-    return next(iter(_better(entries, fate, wanted)), None)
 
 
 def _notes(search: Search, studies: Sequence[StudyResult]) -> list[str]:

@@ -316,10 +316,8 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
     screened = next(iter([*search.results("screen-"), *judged]), None)
     tags = common_tags(screened, screened.config) if screened else {}
     tags.pop(STUDY, None)
-    tags |= {
-        name: str(value) for name, value in (tracking.tags or {}).items()
-    }  # the studies that screen have none
-    tags |= {_SEARCH: folder.name}
+    # The studies that screen have none of the user's.
+    tags |= {**tracking.own_tags, _SEARCH: folder.name}
     started = time_of(record.started) if record.started else int(1000 * time.time())
     name = f"{record.name} {time.strftime('%Y-%m-%d %H:%M')}"
     run = TrackedRun(

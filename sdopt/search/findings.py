@@ -34,11 +34,6 @@ RATIOS = {"latency": SPEEDUP.name, "memory": MEMORY_RATIO.name}
 """The ratio from which each objective is computed."""
 
 
-def wanted_of(config: SearchConfig) -> str:
-    """Returns the objective whose gain an answer tells: memory if it comes first, else speed."""
-    return "memory" if config.objectives[0] == "memory" else "latency"
-
-
 @dataclass(frozen=True)
 class CandidateFinding:
     """What one study says of one candidate, besides the figures of its row.

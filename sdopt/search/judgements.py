@@ -11,7 +11,7 @@ from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Verdict
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
-from sdopt.search.findings import CandidateFinding, findings_of, wanted_of
+from sdopt.search.findings import CandidateFinding, findings_of
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.summary import Summary, summary_of
@@ -26,7 +26,7 @@ class Judgements:
         folders: by candidate, the folder of the newest study that judged it.
         rows: by candidate, its row of that study, in the order of ranks.
         findings: by candidate, its figures in that study.
-        wanted: the objective whose gain counts first.
+        wanted: the objective whose gain an answer tells: `memory` if it comes first, else `latency`.
     """
 
     studies: dict[str, Summary] = field(default_factory=dict)
@@ -40,7 +40,8 @@ class Judgements:
         cls, results: Sequence[tuple[str, StudyResult]], config: SearchConfig
     ) -> "Judgements":
         """Reads the studies that ended, each with the name of its folder, the oldest first."""
-        judgements = cls(wanted=wanted_of(config))
+        of_memory = config.objectives[0] == "memory"
+        judgements = cls(wanted="memory" if of_memory else "latency")
         for folder, result in reversed(results):
             summary = summary_of(result)
             judgements.studies[folder] = summary

@@ -15,7 +15,7 @@ from itertools import chain
 from statistics import mean
 
 from sdopt.contract import Contract
-from sdopt.errors import UsageError
+from sdopt.errors import UsageError, counted
 from sdopt.gate.rule_checks import decidable
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
@@ -233,7 +233,7 @@ class Search:
                 f"going on: {tried} combination{'s were' if tried > 1 else ' was'} tried before"
             )
         if left_out := len(self.space.left_out):
-            options = "1 option" if left_out == 1 else f"{left_out} options"
+            options = counted(left_out, "option")
             self.say(f"cannot run here: {options}; dry_run=true says which, and why")
         self.studies.require_final(self.space.candidates(self.space.alone()))
         calibrating_s = 0.0
@@ -335,7 +335,7 @@ class Search:
         """Returns how many candidates the next study screens; 0 ends the screening."""
         done = len(self.trials.candidates)
         most = self.config.side_by_side
-        why = f"Screened {count_text(done)}: search.budget_s={self.config.budget_s:g} left no time for more."
+        why = f"Screened {counted(done, 'combination')}: search.budget_s={self.config.budget_s:g} left no time for more."
         trials = self.config.trials
         if trials is not None and trials < done + most:
             most = max(0, trials - done)
@@ -386,8 +386,7 @@ class Search:
         return f" (about {minutes} min)"
 
     def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:
-        plural = "" if len(candidates) == 1 else "s"
-        self.say(f"{stage}: {len(candidates)} candidate{plural}")
+        self.say(f"{stage}: {counted(len(candidates), 'candidate')}")
         began = time.monotonic()
         # The first one has more time: a search that tries nothing answers nothing.
         limit_s = _HOPE * self.budget.left_s
@@ -584,11 +583,6 @@ class Search:
         # The tenth study of a kind comes after the second one.
         for path in sorted(files, key=lambda path: (len(path.parent.name), path)):
             yield read_result(path)
-
-
-def count_text(combinations: int) -> str:
-    """Returns a number of combinations in words."""
-    return "1 combination" if combinations == 1 else f"{combinations} combinations"
 
 
 def budget_text(minutes: int) -> str:

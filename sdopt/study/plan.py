@@ -21,7 +21,7 @@ from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.device import Device
 from sdopt.options.base import loading_arguments
 from sdopt.pipelines.components import count_weights
-from sdopt.record.choices import as_choice, lora_apart, option_name
+from sdopt.record.choices import as_choice, option_name
 from sdopt.record.comparisons import Comparison, ShapeRatios
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.records import (
@@ -34,7 +34,7 @@ from sdopt.record.records import (
 )
 from sdopt.schema import WORK, Edge, Model, Protocol
 from sdopt.scratch import CACHES, named_caches
-from sdopt.study.designs import CONTROL, Design, Pair, Plan
+from sdopt.study.designs import CONTROL, Design, Plan
 from sdopt.study.fingerprint import code, inputs_of, of_model
 from sdopt.variant import Variant
 from sdopt.worker.child import in_process
@@ -162,15 +162,6 @@ def unused_options(design: Design, plan: Plan, chosen: Sequence[str]) -> list[st
         for option in chosen
         if option not in used
     ]
-
-
-def lora_alone(design: Design, plan: Plan) -> list[str]:
-    """Returns a remark on a pair of which the candidate alone has a LoRA, beside other options."""
-    if not isinstance(design, Pair):
-        return []
-    plain = plan.baseline.choices
-    remarks = [lora_apart(v.name, v.choices, plain) for v in plan.variants[1:]]
-    return list(filter(None, remarks))
 
 
 def refused(plan: Plan, device: Device) -> list[str]:

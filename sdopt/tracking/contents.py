@@ -71,8 +71,8 @@ def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
     named = ("sdopt",) if result.is_imported else ("torch", "diffusers", "sdopt")
     return {
         **{
-            key: str(value)[:_TAG_LIMIT]
-            for key, value in (result.config.tracking.tags or {}).items()
+            key: value[:_TAG_LIMIT]
+            for key, value in result.config.tracking.own_tags.items()
         },
         STUDY: result.id,
         "study": result.name,
@@ -325,7 +325,6 @@ def study_parameters(result: StudyResult, config: RecordedConfig) -> dict[str, A
 
 def work_parameters(config: RecordedConfig) -> dict[str, Any]:
     """Returns the model, the LoRA and the work of a configuration, by which runs are found."""
-    lora = _lora_of(config)
     sizes = dict.fromkeys(shape.size for shape in config.shapes)
     batches = dict.fromkeys(shape.batch_size for shape in config.shapes)
     return {
@@ -333,17 +332,8 @@ def work_parameters(config: RecordedConfig) -> dict[str, Any]:
         "size": ", ".join(map(str, sizes)),
         "steps": config.workload.steps,
         "batch": ", ".join(map(str, batches)),
-        **({"lora_file": lora} if lora else {}),
+        **({"lora_file": config.lora} if config.lora else {}),
     }
-
-
-def _lora_of(config: RecordedConfig) -> str:
-    """Returns the folder or repository and the file of a LoRA; "" without one. Many files have the same name."""
-    chosen = config.options.get("lora") or {}
-    if "path" not in chosen:
-        return ""
-    place = Path(chosen["path"]).name if chosen["path"] else "packaged"
-    return "/".join(filter(None, (place, chosen.get("weight_name"))))
 
 
 def swept_parameters(result: StudyResult, folder: Path) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -115,21 +115,22 @@ def _as_called(
             twin = _twin_of(encoder)
             # Other kinds of attention ask what a mask holds, which a tensor on the meta device does not say.
             twin.set_attn_implementation("eager")
-            counted[TEXT_ENCODER] += sum(
-                tflop(twin, *args, **more) for args, more in noted[encoder]
-            )
+            counted[TEXT_ENCODER] += _sum_of(twin, noted[encoder])
         for stage, run in (
             (VAE_ENCODER, twin_vae.encode),
             (VAE_DECODER, twin_vae.decode),
         ):
-            counted[stage] = sum(
-                tflop(run, *args, **more) for args, more in noted[stage]
-            )
+            counted[stage] = _sum_of(run, noted[stage])
         counted[DENOISER] = _steps_tflop(
             pipe, variant, fresh, variant.guidance_scale, noted[denoiser_of(pipe)]
         )
     per_image = {stage: tflops / images for stage, tflops in counted.items()}
     return per_image | {"total": sum(per_image.values())}
+
+
+def _sum_of(run: Callable[..., Any], calls: Iterable[Given]) -> float:
+    """Counts the operations of some calls."""
+    return sum(tflop(run, *args, **more) for args, more in calls)
 
 
 def _twin_of(encoder: Any) -> Any:
@@ -149,7 +150,7 @@ def _steps_tflop(
     steps = _denoiser_calls(pipe, variant)
     savings = [option for _, option in variant.applied if option.saves_operations]
     if not savings:
-        return steps * sum(tflop(denoiser, *args, **more) for args, more in step)
+        return steps * _sum_of(denoiser, step)
     twin = copy.copy(pipe)
     setattr(twin, denoiser_name(pipe), denoiser)
     twin._num_timesteps = steps
@@ -163,7 +164,7 @@ def _steps_tflop(
             twin.__dict__["scheduler"] = SimpleNamespace(
                 step_index=number
             )  # by which options tell steps apart
-            counted += sum(tflop(denoiser, *args, **more) for args, more in step)
+            counted += _sum_of(denoiser, step)
         return counted
 
 

@@ -193,7 +193,7 @@ MEMORY = [
     ),
     case(
         f"{TINY}.path={PACKAGED}/tiny_autoencoder {SD15}",
-        "decodes latents of 8 channels, and this model has 4",
+        "it has latent_channels=8, and the model's own VAE latent_channels=4",
     ),
     case(f"{TINY}.path=/nowhere", "must be a folder with the config.json of an"),
     case(

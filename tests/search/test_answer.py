@@ -1,12 +1,13 @@
 """The answer of a search, its notes and its runs say no more than what its studies did."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from sdopt.search.answer import _answer, _notes, _sentence, _unjudged
+from sdopt.search.answer import _Answer, _notes
 from sdopt.search.command import parameters_of, trial_run
 from sdopt.search.config import search_config
 from sdopt.search.judgements import Judgements
@@ -51,6 +52,28 @@ def entry(name: str, fate: Fate, processes: int, *overrides: str) -> SearchEntry
     )
 
 
+def answered(
+    entries: Sequence[SearchEntry],
+    options: Sequence[str] = (),
+    rows: dict[str, Any] | None = None,
+    unjudged: float | None = None,
+    wanted: str = "latency",
+) -> str:
+    """The answer of a search that tried some entries; `rows` are those of judged studies, of which none passed."""
+    judgements = SimpleNamespace(
+        passed=[], undecided=[], studies=rows or {}, rows=rows or {}, wanted=wanted
+    )
+    space = SimpleNamespace(
+        alone=tuple, candidates=lambda _: [Combination(name, ()) for name in options]
+    )
+    config = SimpleNamespace(trials=None, budget_s=300.0)
+    search = SimpleNamespace(
+        space=space, config=config, unjudged=unjudged, ready_s=20.0
+    )
+    of_search = cast(Search, search), cast(Judgements, judgements), entries
+    return _Answer(*of_search).sentence(ended=True)
+
+
 def test_only_what_was_measured_counts_as_tried() -> None:
     """A study that its time ends leaves combinations that were proposed, and never ran."""
     entries = [
@@ -58,28 +81,20 @@ def test_only_what_was_measured_counts_as_tried() -> None:
         entry("attention=math", "not enough runs", 0),
         entry("attention=flash", "not enough runs", 0),
     ]
-    judgements = cast(Judgements, SimpleNamespace(passed=[], studies={}, undecided=[]))
-    said = _sentence(judgements, entries, "latency")
+    said = answered(entries)
     kept = "nothing that was tried (1 combination) is faster and keeps the images"
     assert f"Keep the baseline: {kept}" in said
-    options = [Combination(name, ()) for name in ("precision=bf16", "attention=flash")]
-    space = SimpleNamespace(alone=tuple, candidates=lambda _: options)
-    config = SimpleNamespace(trials=None, objectives=["latency"])
-    search = SimpleNamespace(space=space, config=config, unjudged=None)
-    said = _answer(cast(Search, search), judgements, entries, ended=True)
+    said = answered(entries, ["precision=bf16", "attention=flash"])
     assert f"Undecided: 1 of 2 options was not tried; {kept}; precision=bf16" in said
     assert "a larger budget (search.budget_s, sdopt optimize --budget) goes on" in said
-    untried = _sentence(judgements, entries[1:], "latency")
-    assert untried == "No combination was tried."
+    assert answered(entries[1:]) == "No combination was tried."
 
 
 def test_what_makes_several_images_is_told_per_image() -> None:
     single = entry("workload.batch_size=4", "fail", 1)
-    judgements = cast(Judgements, SimpleNamespace(passed=[], studies={}, undecided=[]))
     several = replace(single, per_image=True)
-    said = _sentence(judgements, [several], "latency")
-    assert "was about 1.50× per image, but" in said
-    assert "was about 1.50×, but" in _sentence(judgements, [single], "latency")
+    assert "was about 1.50× faster per image, but" in answered([several])
+    assert "was about 1.50× faster, but" in answered([single])
 
 
 def test_a_search_for_less_memory_is_answered_in_memory() -> None:
@@ -88,17 +103,11 @@ def test_a_search_for_less_memory_is_answered_in_memory() -> None:
         entry("memory=group_offload", "fail", 1), speedup=0.5, memory_ratio=0.6
     )
     faster = replace(entry("caching=deepcache", "fail", 1), memory_ratio=1.1)
-    judgements = cast(Judgements, SimpleNamespace(passed=[], studies={}, undecided=[]))
-    said = _sentence(judgements, [faster, smaller], "memory")
+    said = answered([faster, smaller], wanted="memory")
     assert "tried takes less memory and keeps the images" in said
     assert "memory=group_offload took about 0.60× the memory, but" in said
-    search = SimpleNamespace(
-        ready_s=20.0,
-        unjudged=390.0,
-        config=SimpleNamespace(budget_s=300.0, objectives=["memory"]),
-    )
     left = replace(smaller, fate="not enough runs")
-    said = _answer(cast(Search, search), judgements, [faster, left], ended=True)
+    said = answered([faster, left], unjudged=390.0, wanted="memory")
     assert said.startswith(
         "Undecided: memory=group_offload took about 0.60× the memory in a first look"
     )
@@ -127,33 +136,23 @@ def test_of_equally_fast_ones_the_closest_is_judged_first() -> None:
 
 
 def test_the_whole_budget_of_the_next_call_is_named() -> None:
-    search = SimpleNamespace(
-        ready_s=20.0,
-        unjudged=390.0,
-        config=SimpleNamespace(budget_s=300.0, objectives=["latency"]),
-    )
-    said = _unjudged(entry("caching=tome", "not enough runs", 1), cast(Search, search))
+    said = answered([entry("caching=tome", "not enough runs", 1)], unjudged=390.0)
     assert said.endswith("7 min: search.budget_s=420 (sdopt optimize --budget 7m).")
 
 
 def test_what_failed_is_named_and_what_was_faster_goes_on() -> None:
     failed = SimpleNamespace(name="caching=deepcache", speed="faster", images="worse")
-    judgements = cast(
-        Judgements,
-        SimpleNamespace(
-            passed=[], studies={"final": None}, undecided=[], rows={"it": failed}
-        ),
-    )
     entries = [
         entry("caching=spectrum", "not judged", 1),
         entry("caching=tome", "not judged", 1),
         replace(entry("caching=deepcache", "fail", 3), judged=True),
     ]
-    said = _sentence(judgements, entries, "latency")
+    said = answered(entries, rows={"it": failed})
     assert said.startswith("Keep the baseline: one of 3 combinations was judged")
     assert "(caching=deepcache: faster, images worse)" in said
-    assert "2 more were faster in a first look, caching=spectrum about 1.50×" in said
-    assert "Not judged" not in _sentence(judgements, entries[2:], "latency")
+    more = "2 more were faster in a first look; caching=spectrum was about 1.50× faster"
+    assert more in said
+    assert "Not judged" not in answered(entries[2:], rows={"it": failed})
 
 
 def test_no_password_is_among_the_parameters_of_a_run() -> None:

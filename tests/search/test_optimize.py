@@ -188,7 +188,9 @@ def test_without_a_winner_it_names_the_fastest_and_what_speaks_against_it(
         )
     assert found.code == 3, found.shown
     assert "Keep the baseline: none of the 2 combinations" in found.shown
-    assert re.search(r"precision=bf16 was about (1\.9|2\.0)\d×, but: ", found.shown)
+    assert re.search(
+        r"precision=bf16 was about (1\.9|2\.0)\d× faster, but: ", found.shown
+    )
     assert not list(tmp_path.rglob("optimized.py"))
 
 

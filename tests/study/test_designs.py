@@ -11,11 +11,11 @@ from sdopt.errors import UsageError
 from sdopt.record.choices import difference
 from sdopt.reference import LORAS
 from sdopt.report.header import _planned_variants, header_of
-from sdopt.report.notes import caveats_of
+from sdopt.report.notes import caveats_of, lora_apart
 from sdopt.schema import Edge
 from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import BASELINE, Plan
-from sdopt.study.plan import lora_alone, plan_result, unused_options
+from sdopt.study.plan import plan_result, unused_options
 from sdopt.variant import Variant
 from sdopt.worker.machine import Machine
 from tests.fixtures import CPU, Composers
@@ -103,12 +103,12 @@ class TestPair:
             headers.append(header_of(result)[0])
             [row, *_] = _planned_variants(result).rows
             assert row[1] == ("lora=loaded" if composed is job else "")
-        assert "emoji with lora=loaded 64×64" in headers[0]
-        assert "lora" not in headers[1], "which its candidate adds"
+        assert "emoji with LoRA packaged 64×64" in headers[0]
+        assert "LoRA" not in headers[1], "which its candidate adds"
         baseline = result.baseline_variant
         baseline.choices["lora"] = "loaded(path=style.safetensors)"
         baseline.config.options["lora"] = {"path": "/my/style.safetensors"}
-        assert "emoji with style.safetensors 64×64" in header_of(result)[0]
+        assert "emoji with LoRA style.safetensors 64×64" in header_of(result)[0]
 
     def test_a_baseline_can_be_written_out(self, composer: Composers) -> None:
         found = plan(
@@ -135,9 +135,9 @@ class TestPair:
         words = ["lora=loaded", file, "lora.weight_name=fxemoji.safetensors"]
         job = composer([*words, *more.split()])
         found = job.current.study.plan(job)
-        remarks = lora_alone(job.current.study, found)
         machine = Machine(CPU, {}, preloaded=True, bad_fork=False)
         result = plan_result(found, "s", "pair", job.current.recorded, machine, [])
+        remarks = lora_apart(result)
         notes = [note for note in caveats_of(summary_of(result)) if "LoRA" in note]
         way = "study.baseline=[lora:loaded] gives it to the baseline"
         assert [way in remark for remark in remarks] == [True] * said

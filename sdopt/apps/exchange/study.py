@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sdopt.apps.exchange.formats import Format, common_format
+from sdopt.apps.exchange.formats import common_format
 from sdopt.apps.exchange.pairing import (
     batch_of,
     copies_in,
@@ -114,80 +114,42 @@ def import_study(
     Raises:
         UsageError: folders, images or tables do not fit together.
     """
-    if twice := repeated(folder.resolve() for folder in given.folders):
-        raise UsageError(f"{twice}: is given twice; name each folder once")
-    first = read_folder(given.baseline)
-    sides = [_Side(BASELINE, given.baseline, first, times_in(given.baseline))]
-    names = _names([*given.candidates])
-    folders = [
-        *zip(names, given.candidates, strict=True),
-        *([(AGAIN, given.again)] if given.again else []),
-    ]
-    for name, folder in folders:
-        pictures = partners(first, read_folder(folder), (given.baseline, folder))
-        require_alike(first, pictures)
-        times = times_in(folder)
-        # What the candidates change, the baseline does not when it is made once more.
-        meant = () if folder is given.again else given.changes
-        unlike = other_settings(first, pictures, meant) + unlike_times(
-            sides[0].times.rows, times.rows, meant
-        )
-        batches = batch_of(first), batch_of(pictures)
-        unlike += untold_images((sides[0].times, times), batches)
-        silent = untold(first, pictures)
-        sides.append(_Side(name, folder, pictures, times, unlike, silent))
-    require_known(given.changes, _names_beside(sides))
-    if given.again is not None:
-        _require_chance_alone(first, sides[-1])
-    for side in sides:
-        _require_pictures(first[0], side)
+    sides = _sides(given)
+    first = sides[0].pictures
     noise = _with_other_noise(first, given)
     copies = copies_in([side.pictures for side in sides])
     sides = [replace(side, pictures=_without(copies, side.pictures)) for side in sides]
     copied = _names_of_copies(first, copies)
     first = sides[0].pictures
-    claims = _claims(sides)
-    replicates = set[int]().union(*(side.times.replicates for side in sides))
-    thresholds = {name: getattr(config.protocol, name) for name in THRESHOLDS}
-    config = replace(
-        config,
-        model=_MODEL,
-        workload=Workload(prompt_count=len(first)),
-        protocol=Protocol(
-            replicates=max(1, len(replicates)), stage_calls=0, **thresholds
-        ),
-        options={"precision": {"weights": given.precision}} if given.precision else {},
-    )
+    promise = Promise(given.contract, _claims(sides))
+    config = _config_of(sides, config, given.precision)
     config_of = _configs(sides, config)
     rows = []
-    plain: Format | None = None
+    plain = common_format(picture.written for picture in first)
     for number, side in enumerate(sides):
-        control = given.again is not None and side.name == AGAIN
-        written = common_format(picture.written for picture in side.pictures)
-        plain = plain or written
-        rows.append(
-            VariantResult(
-                side.name,
-                "control" if control else "variant",
-                {AXIS: side.name if number and not control else BASELINE},
-                [],
-                config_of[side.name],
-                contract=given.contract if number and not control else Contract.EXACT,
-                status=Status.OK,
-                measurements=measurements_of(side.times, sides[0].times),
-                images=_copied(side, first, output, number, copied),
-                promises={AXIS: Promise(given.contract, claims)}
-                if number and not control
-                else {},
-                unlike=side.unlike,
-                untold=side.untold,
-                inputs={IMAGES: _digest(side.pictures)},
-                made_by=program_of(side.pictures),
-                made_by_version=version_of(side.pictures),
-                file_format=written.named_beside(plain),
-                lossy_files=written.lossy,
-            )
+        row = VariantResult(
+            side.name,
+            "variant",
+            {AXIS: BASELINE},
+            [],
+            config_of[side.name],
+            status=Status.OK,
+            measurements=measurements_of(side.times, sides[0].times),
+            images=_copied(side, first, output, number, copied),
+            unlike=side.unlike,
+            untold=side.untold,
+            inputs={IMAGES: _digest(side.pictures)},
+            made_by=program_of(side.pictures),
+            made_by_version=version_of(side.pictures),
         )
+        written = common_format(picture.written for picture in side.pictures)
+        row.file_format, row.lossy_files = written.named_beside(plain), written.lossy
+        if side.folder is given.again:
+            row.role = "control"
+        elif number:
+            row.choices = {AXIS: side.name}
+            row.contract, row.promises = given.contract, {AXIS: promise}
+        rows.append(row)
     result = StudyResult(
         name="judge",
         design=IMPORTED,
@@ -204,6 +166,57 @@ def import_study(
         side = replace(noise, pictures=_without(copies, noise.pictures))
         result.redrawn["sampling"] = _copied(side, first, output, len(sides), copied)
     return result
+
+
+def _sides(given: GivenFolder) -> list[_Side]:
+    """Reads the folders that are compared, the baseline's first. Raises UsageError if they do not fit together."""
+    if twice := repeated(folder.resolve() for folder in given.folders):
+        raise UsageError(f"{twice}: is given twice; name each folder once")
+    first = read_folder(given.baseline)
+    baseline = _Side(BASELINE, given.baseline, first, times_in(given.baseline))
+    sides = [baseline]
+    for name, folder in zip(_names(given.candidates), given.candidates, strict=True):
+        sides.append(_side_of(baseline, name, folder, given.changes))
+    if given.again is not None:
+        # What the candidates change, the baseline does not when it is made once more.
+        sides.append(_side_of(baseline, AGAIN, given.again, ()))
+    require_known(given.changes, _names_beside(sides))
+    if given.again is not None:
+        _require_chance_alone(first, sides[-1])
+    for side in sides:
+        _require_pictures(first[0], side)
+    return sides
+
+
+def _side_of(baseline: _Side, name: str, folder: Path, changes: Sequence[str]) -> _Side:
+    """Reads one folder, and what of it is unlike the baseline's, beside the `changes` that are meant."""
+    first = baseline.pictures
+    pictures = partners(first, read_folder(folder), (baseline.folder, folder))
+    require_alike(first, pictures)
+    times = times_in(folder)
+    batches = batch_of(first), batch_of(pictures)
+    unlike = [
+        *other_settings(first, pictures, changes),
+        *unlike_times(baseline.times.rows, times.rows, changes),
+        *untold_images((baseline.times, times), batches),
+    ]
+    return _Side(name, folder, pictures, times, unlike, untold(first, pictures))
+
+
+def _config_of(
+    sides: Sequence[_Side], config: RecordedConfig, precision: str | None
+) -> RecordedConfig:
+    """Returns the configuration of the study, of which others made the calls."""
+    replicates = set[int]().union(*(side.times.replicates for side in sides))
+    thresholds = {name: getattr(config.protocol, name) for name in THRESHOLDS}
+    protocol = Protocol(replicates=max(1, len(replicates)), stage_calls=0, **thresholds)
+    return replace(
+        config,
+        model=_MODEL,
+        workload=Workload(prompt_count=len(sides[0].pictures)),
+        protocol=protocol,
+        options={"precision": {"weights": precision}} if precision else {},
+    )
 
 
 def _with_other_noise(

@@ -1,7 +1,6 @@
 """Tells for which cards a plan is asked, however they are named, and what is to be said of those names."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sdopt.apps.foresight.cpu import measure_machine, sheet_of_cpu, threads_of
@@ -32,70 +31,61 @@ NO_CARD = (
 )
 
 
-@dataclass
-class AskedCard:
-    """The cards that a plan is for.
+Asked = tuple[list[str], list[str]]
+"""The cards that a plan is for, as options of the group `hardware`, and what is to be said of their names.
 
-    Attributes:
-        options: of the group `hardware`; empty if the configuration has the card.
-        notes: what is to be said of the names.
-    """
-
-    options: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+There is no option where the configuration has the card.
+"""
 
 
-def asked_for(names: Sequence[str]) -> AskedCard:
+def asked_for(names: Sequence[str]) -> Asked:
     """Returns the cards that names mean. A name that means none is said, and leaves the others.
 
     Raises:
         UsageError: no name means a card.
     """
-    sheets, asked = data_sheets(), AskedCard()
+    sheets = data_sheets()
+    cards: dict[str, None] = {}
+    notes = []
     problems = []
     for name in names:
         options = [_CPU] if name == _CPU else cards_named(name, sheets)
         if not options:
             problems.append(why_unknown(name))
             continue
+        cards |= dict.fromkeys(options)
         if len(options) > 1:
-            listed = ", ".join(
-                f"{option} ({sold_memory(sheets[option])} GB)" for option in options
-            )
-            asked.notes.append(f"{name} is the name of several cards: {listed}")
-        elif (
-            generation := generation_assumed(name, sheets[options[0]])
-            if options[0] in sheets
-            else ""
-        ):
-            asked.notes.append(
-                f"{name} is taken for the {sheets[options[0]].name}: {generation}"
-            )
-        asked.notes += [f"{name}: {remark}" for remark in remarks_on_name(name)]
-        asked.options += options
-    asked.options = list(dict.fromkeys(asked.options))
-    if not asked.options:
+            listed = _with_memory(options, sheets)
+            notes.append(f"{name} is the name of several cards: {listed}")
+        elif sheet := sheets.get(options[0]):
+            assumed = generation_assumed(name, sheet)
+            taken = f"{name} is taken for the {sheet.name}: {assumed}"
+            notes.append(taken if assumed else "")
+        notes += [f"{name}: {remark}" for remark in remarks_on_name(name)]
+    if not cards:
         raise UsageError(problems)
-    asked.notes += [f"left out: {problem}" for problem in problems]
-    for option in asked.options:
-        notes = [_note_on_forms(option, asked.options)]
-        if option in sheets:
-            notes.append(other_memory_kind(option, sheets[option]))
-        asked.notes += filter(None, notes)
-    return asked
+    notes += [f"left out: {problem}" for problem in problems]
+    for option in cards:
+        if sheet := sheets.get(option):
+            notes.append(_note_on_forms(option, cards, sheets))
+            notes.append(other_memory_kind(option, sheet))
+    return [*cards], list(filter(None, notes))
 
 
-def _note_on_forms(option: str, asked: Sequence[str]) -> str:
+def _with_memory(options: Iterable[str], sheets: Mapping[str, Sheet]) -> str:
+    return ", ".join(f"{card} ({sold_memory(sheets[card])} GB)" for card in options)
+
+
+def _note_on_forms(
+    option: str, asked: Collection[str], sheets: Mapping[str, Sheet]
+) -> str:
     """Returns which cards are of the same model and have another memory or form; "" without one."""
-    sheets = data_sheets()
-    if option not in sheets:
-        return ""
     others = [other for other in other_forms(option, sheets) if other not in asked]
-    listed = ", ".join(f"{other} ({sold_memory(sheets[other])} GB)" for other in others)
+    if not others:
+        return ""
     card = f"{sheets[option].name} of {sold_memory(sheets[option])} GB"
-    return (
-        f"{option} is the {card}; others of this model are {listed}" if others else ""
-    )
+    listed = _with_memory(others, sheets)
+    return f"{option} is the {card}; others of this model are {listed}"
 
 
 def why_unknown(name: str) -> str:
@@ -113,7 +103,7 @@ def why_unknown(name: str) -> str:
 
 def with_known_card(
     overrides: Sequence[str], config_dir: Path | None
-) -> tuple[list[str], AskedCard]:
+) -> tuple[list[str], Asked]:
     """Returns overrides whose card is an option of `hardware`, and the cards that its name means.
 
     Raises:
@@ -127,30 +117,30 @@ def with_known_card(
         or "/" in name
         or name.endswith(".yaml")
     ):
-        return list(overrides), AskedCard()
+        return list(overrides), ([], [])
     changed = any(
         key_of(override).startswith("hardware.sheet") for override in overrides
     )
     if changed and name in data_sheets():
-        return list(overrides), AskedCard()
+        return list(overrides), ([], [])
     asked = asked_for([name])
-    card = dict.fromkeys(chosen, f"{_GROUP}={asked.options[0]}")
+    card = dict.fromkeys(chosen, f"{_GROUP}={asked[0][0]}")
     return [card.get(override, override) for override in overrides], asked
 
 
 def sheets_for(
-    composer: HydraComposer, asked: AskedCard, overrides: Sequence[str]
+    composer: HydraComposer, cards: Collection[str], overrides: Sequence[str]
 ) -> dict[str, Sheet]:
     """Returns the data sheets of the cards to plan for, by option of `hardware`."""
     sheets, hardware = data_sheets(), composer.current.hardware
-    if _CPU in asked.options or (hardware.sheet is None and hardware.device == _CPU):
+    if _CPU in cards or (hardware.sheet is None and hardware.device == _CPU):
         measure_machine(
             threads_of(hardware)
         )  # again, since other work may have slowed it before
-    if asked.options:
-        if _CPU in asked.options:
+    if cards:
+        if _CPU in cards:
             sheets = {**sheets, _CPU: sheet_of_cpu(hardware)}
-        return {name: sheets[name] for name in asked.options}
+        return {name: sheets[name] for name in cards}
     if hardware.sheet is None and hardware.device == _CPU:
         return {_CPU: sheet_of_cpu(hardware)}
     if hardware.sheet is None:

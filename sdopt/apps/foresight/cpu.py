@@ -22,6 +22,7 @@ import numpy as np
 
 from sdopt.about import __version__
 from sdopt.apps.foresight.latency import PARTS, Array, Costs
+from sdopt.errors import counted
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import default_threads, describe_cpu
@@ -208,9 +209,8 @@ def sheet_of_cpu(hardware: Hardware) -> Sheet:
     threads = threads_of(hardware)
     rates = machine_of(threads)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    plural = "" if threads == 1 else "s"
     return Sheet(
-        name=f"this machine's CPU ({threads} thread{plural})",
+        name=f"this machine's CPU ({counted(threads, 'thread')})",
         device_names=[],
         memory_gib=memory,
         bandwidth_gb_s=rates.copy / 1e9,

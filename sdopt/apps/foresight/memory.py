@@ -154,12 +154,7 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
     chosen = {type(option) for option in options.values()}
     precision = options.get("precision")
     folder = folder_for(variant)
-    kind = (
-        precision.others
-        if isinstance(precision, Quantized)
-        else getattr(precision, "weights", "float32")
-    )
-    dtype: torch.dtype = getattr(torch, kind)
+    dtype = dtype_of(precision)
     attention, pieces = _structural(variant)
     unet = changed_network(folder, "unet", dtype, attention)
     vae_folder, vae_class = folder / "vae", parts_in(folder)["vae"][1]
@@ -204,6 +199,15 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
         once,
         vae_type == torch.float32 != dtype,
     )
+
+
+def dtype_of(precision: Optimization | None) -> torch.dtype:
+    """Returns the type that a precision computes in, and stores all weights in that are not quantized."""
+    import torch
+
+    own = "others" if isinstance(precision, Quantized) else "weights"
+    dtype: torch.dtype = getattr(torch, getattr(precision, own, "float32"))
+    return dtype
 
 
 Options = tuple[Optimization, ...]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sdopt.hardware.cards import plain_name
 from sdopt.schema import Sheet
+from sdopt.text_files import first_match
 
 _WORDLESS = re.compile(
     r"\b(?:nvidia|geforce|amd|ati|radeon|tesla|quadro(?! rtx)|corporation|gpu|graphics|card|generation|edition|with|"
@@ -407,6 +408,4 @@ def why_out_of_scope(text: str) -> str:
     if _SHARE.search(text.lower()):
         return _SHARES
     plain = re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
-    return next(
-        (why for pattern, why in OUT_OF_SCOPE.items() if re.search(pattern, plain)), ""
-    )
+    return first_match(OUT_OF_SCOPE, plain)

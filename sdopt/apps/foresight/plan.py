@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdopt.apps.foresight.advice import Needed, what_fits
-from sdopt.apps.foresight.cards import AskedCard, asked_for, sheets_for, with_known_card
+from sdopt.apps.foresight.cards import asked_for, sheets_for, with_known_card
 from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.apps.foresight.cpu import (
     HALF_WIDTH,
@@ -54,13 +54,13 @@ from sdopt.apps.foresight.memory import (
     steps_of,
 )
 from sdopt.apps.foresight.software import Software, software_of
-from sdopt.apps.foresight.transfers import transfer_of
+from sdopt.apps.foresight.transfers import streams, transfer_s
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.models import with_own_models
 from sdopt.config.overrides import key_of, written_key
 from sdopt.config.paths import options_of
-from sdopt.errors import UsageError, command_line, require_texts
+from sdopt.errors import UsageError, command_line, counted, require_texts
 from sdopt.hardware.cards import sheet_of
 from sdopt.hardware.faults import (
     builds_of,
@@ -139,9 +139,7 @@ class Prediction:
         """What a call makes, and in how many steps."""
         several = self.images != self.shape.batch_size
         images = f", {self.images} images" if several else ""
-        return (
-            f"{self.shape}{images}, {self.steps} step{'' if self.steps == 1 else 's'}"
-        )
+        return f"{self.shape}{images}, {counted(self.steps, 'step')}"
 
     @property
     def fits(self) -> str:
@@ -280,9 +278,12 @@ def _prediction(
     )
     low, high = seconds * math.exp(-half), seconds * math.exp(half)
     options = variant.optimizations.values()
-    transfer = transfer_of(options, plan.host_bytes, plan.call_bytes, case.steps, sheet)
-    if transfer:
-        low, high = transfer.with_calls(low, high)
+    least, most = transfer_s(
+        options, plan.host_bytes, plan.call_bytes, case.steps, sheet
+    )
+    if most:
+        low = max(low, least) if streams(options) else low + least
+        high += most
         seconds = math.sqrt(low * high)
     return replace(
         prediction,
@@ -290,11 +291,7 @@ def _prediction(
         seconds=seconds,
         low=low,
         high=high,
-        shares=_shares(
-            case,
-            table.parts(vector)[:, 0],
-            math.sqrt(transfer.least * transfer.most) if transfer else 0.0,
-        ),
+        shares=_shares(case, table.parts(vector)[:, 0], math.sqrt(least * most)),
         evidence=_evidence(card, sheet, state, software, learned),
         price=_price(variant, seconds / images),
     )
@@ -397,7 +394,7 @@ def _evidence(
     named = (
         generation.upper() if generation.startswith("rdna") else generation.capitalize()
     )
-    text = f"{count} {named} card{'' if count == 1 else 's'}{own}"
+    text = f"{counted(count, f'{named} card')}{own}"
     text = text if count else f"no {generation.capitalize()} card; others only"
     if state == EXTRAPOLATED and count:
         text += "; few of such cards, sizes or caches"
@@ -590,14 +587,15 @@ def plan_of(
                 "plan.torch: the run of plan.measured has a PyTorch of its own; leave one of the two out"
             )
         torch, learned = _learned(Path(asked["plan.measured"]))
-    rest, cards = (
-        with_known_card(rest, config_dir) if not names else (rest, asked_for(names))
-    )
+    if names:
+        cards, on_names = asked_for(names)
+    else:
+        rest, (cards, on_names) = with_known_card(rest, config_dir)
     with composer_of(rest, config_dir) as composer:
         predictions = predict(
             _variants(composer, rest), sheets_for(composer, cards, rest), learned, torch
         )
-        notes = _notes(composer, cards, predictions)
+        notes = [*on_names, *_notes(composer, predictions)]
         compared = _is_compared(composer, predictions, rest)
     own_groups = () if config_dir is None else ("--config-dir", config_dir)
     command = command_line("run", *own_groups, *rest, "protocol.replicates=3")
@@ -629,11 +627,9 @@ def _is_compared(
     return False
 
 
-def _notes(
-    composer: HydraComposer, cards: AskedCard, predictions: Sequence[Prediction]
-) -> list[str]:
-    """Returns what the cards' names mean, their known faults, and what would fit where something does not."""
-    notes = [*cards.notes]
+def _notes(composer: HydraComposer, predictions: Sequence[Prediction]) -> list[str]:
+    """Returns known faults of the cards, and what would fit where something does not."""
+    notes: list[str] = []
     notes += dict.fromkeys(
         f"{prediction.card}, {prediction.variant}: {prediction.warning}"
         for prediction in predictions

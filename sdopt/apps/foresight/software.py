@@ -29,6 +29,7 @@ from sdopt.pipelines.catalog import path_of
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.stored import kinds_of_blocks
 from sdopt.pipelines.transformer_files import is_gguf
+from sdopt.text_files import first_match
 from sdopt.variant import Variant
 
 FUSED, SPLIT, SCORES = "fused", "split", "scores"
@@ -121,15 +122,15 @@ class Software:
     def read(cls, backend: str, precision: str) -> "Software | str":
         """Returns the class of a software as people write it, or why there is none."""
         text, kind = backend.lower(), precision.lower()
-        numbers = _first(_PRECISIONS, kind)
-        if numbers is None:
+        numbers = first_match(_PRECISIONS, kind)
+        if not numbers:
             return f"unknown precision '{precision}'"
-        reason = _first(_NOT_DESCRIBED, text)
+        reason = first_match(_NOT_DESCRIBED, text)
         if reason:
             return f"the software '{backend}' is not described: {reason}"
         version = re.search(r"(?:py)?torch v?(\d+)\.(\d+)", text)
         torch = (int(version[1]), int(version[2])) if version else (0, 0)
-        engine = _first(_ENGINES, text)
+        engine = first_match(_ENGINES, text)
         if engine:
             return cls("engine", engine, FUSED, False, numbers, True, True, torch)
         web = re.search(
@@ -140,12 +141,12 @@ class Software:
             return f"unknown software '{backend}'"
         compiled = bool(re.search(r"compil|inductor|nvfuser", text))
         fused = web or torch >= (2, 0) or (torch == (0, 0) and "0.1" not in text)
-        attention = _first(_ATTENTIONS, text) or (FUSED if fused else SCORES)
+        attention = first_match(_ATTENTIONS, text) or (FUSED if fused else SCORES)
         kept, split = FUSED if attention == FUSED else SCORES, attention == SPLIT
         if web:
             return cls(
                 "web",
-                _first(_WEB, text) or "other",
+                first_match(_WEB, text) or "other",
                 kept,
                 split,
                 numbers,
@@ -156,13 +157,6 @@ class Software:
         graphs = compiled and bool(re.search("reduce-overhead|max-autotune", text))
         name = "compiled" if compiled else "eager"
         return cls("library", name, kept, split, numbers, compiled, graphs, torch)
-
-
-def _first(table: Mapping[str, str], text: str) -> str | None:
-    """Returns what stands beside the first pattern that is found in a text."""
-    return next(
-        (name for pattern, name in table.items() if re.search(pattern, text)), None
-    )
 
 
 _PRECISIONS = {

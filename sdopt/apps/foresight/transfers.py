@@ -1,7 +1,6 @@
 """What offloading adds to a call: weights cross the link between host and card, at a rate that hosts differ in."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from sdopt.options.base import Optimization
 from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
@@ -26,34 +25,14 @@ _PCIE_GB_S = 16
 """Rate of a link where a data sheet has none."""
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """Seconds that moving weights takes in a call.
-
-    Attributes:
-        least, most: on a fast host, and on a slow one.
-        beside: whether the card computes meanwhile.
-    """
-
-    least: float
-    most: float
-    beside: bool
-
-    def with_calls(self, low: float, high: float) -> tuple[float, float]:
-        """Returns the interval of a call that takes `low` to `high` seconds without it."""
-        return (
-            max(low, self.least) if self.beside else low + self.least
-        ), high + self.most
-
-
-def transfer_of(
+def transfer_s(
     options: Collection[Optimization],
     each_step: float,
     once: float,
     steps: int,
     sheet: Sheet,
-) -> Transfer | None:
-    """Returns what the offloading among some options moves; None without any.
+) -> tuple[float, float]:
+    """Returns the seconds in which options move weights in a call, on a fast host and on a slow one; 0 without any.
 
     Args:
         options: of the variant.
@@ -62,12 +41,20 @@ def transfer_of(
         steps: of the call.
         sheet: of the card.
     """
-    kinds = {type(option): option for option in options}
-    networks = {ModelOffload, TextEncoderOffload} & kinds.keys()
-    if not networks | ({SequentialOffload, GroupOffload} & kinds.keys()):
-        return None
-    group = kinds.get(GroupOffload)
-    beside = isinstance(group, GroupOffload) and group.use_stream is not False
-    shares = _STREAM if beside else _NETWORKS if networks else _LAYERS
+    kinds = {type(option) for option in options}
+    networks = {ModelOffload, TextEncoderOffload} & kinds
+    if not networks | ({SequentialOffload, GroupOffload} & kinds):
+        return 0.0, 0.0
+    shares = _NETWORKS if networks else _LAYERS
+    if streams(options):
+        shares = _STREAM
     at_peak = (each_step * steps + once) / ((sheet.pcie_gb_s or _PCIE_GB_S) * 1e9)
-    return Transfer(at_peak / shares[1], at_peak / shares[0], beside)
+    return at_peak / shares[1], at_peak / shares[0]
+
+
+def streams(options: Collection[Optimization]) -> bool:
+    """Returns whether weights move in a stream of its own, while the card computes."""
+    return any(
+        isinstance(option, GroupOffload) and option.use_stream is not False
+        for option in options
+    )

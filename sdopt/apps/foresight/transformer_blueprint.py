@@ -14,6 +14,7 @@ from sdopt.apps.foresight.latency import Costs, averaged
 from sdopt.apps.foresight.memory import (
     Blueprint,
     decoding_gib,
+    dtype_of,
     folder_for,
     steps_of,
 )
@@ -38,7 +39,6 @@ from sdopt.apps.foresight.transformers import (
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.options.attention import Sliced, Vanilla
-from sdopt.options.base import Optimization
 from sdopt.options.caching import GuidanceInterval, SpectralForecast
 from sdopt.options.memory import LayerwiseCasting, TinyVae, VaeInPieces, WithoutT5
 from sdopt.options.nf4 import BitsAndBytes
@@ -71,7 +71,7 @@ def of_transformer(variant: Variant, shape: Shape) -> Blueprint:
     folder, family = folder_for(variant), family_of(variant.model)
     chosen, guidance = variant.optimizations, guidance_of(variant.model)
     kinds = {type(option) for option in chosen.values()}
-    dtype = _dtype_of(chosen.get("precision"))
+    dtype = dtype_of(chosen.get("precision"))
     images = shape.batch_size * variant.workload.images_per_prompt
     size = shape.size, shape.size
     words = words_of(family, variant.model.max_sequence_length)
@@ -83,11 +83,8 @@ def of_transformer(variant: Variant, shape: Shape) -> Blueprint:
     both = guidance.guides(variant.guidance_scale)
     storage = Storage()
     before = weights_in(folder, storage, dtype)
-    before = (
-        before
-        if WithoutT5 not in kinds
-        else {k: v for k, v in before.items() if k not in family.optional}
-    )
+    if WithoutT5 in kinds:
+        before = {k: v for k, v in before.items() if k not in family.optional}
     weights = {name: _stored(folder, name, family, dtype, variant) for name in before}
     if TinyVae in kinds:
         weights["vae"] = _gib(_tiny_vae(folder), dtype)
@@ -121,16 +118,6 @@ def of_transformer(variant: Variant, shape: Shape) -> Blueprint:
         else 0.0,
         encoding=encoding_costs(folder, shape.batch_size * (2 if both else 1)),
     )
-
-
-def _dtype_of(precision: Optimization | None) -> torch.dtype:
-    kind = (
-        precision.others
-        if isinstance(precision, Quantized)
-        else getattr(precision, "weights", "float32")
-    )
-    dtype: torch.dtype = getattr(torch, kind)
-    return dtype
 
 
 def _in_type(costs: Costs, dtype: torch.dtype) -> Costs:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from sdopt.apps.foresight.software import FUSED, TRANSFORMERS, Software
 from sdopt.apps.foresight.storage import GGUF, Outputs, Storage
 from sdopt.pipelines.parts import TEXT_ENCODERS
+from sdopt.text_files import first_match
 
 _MODELS = {
     # What changes the network, or what it is given, of a model that has another name beside it.
@@ -100,14 +101,7 @@ _UNTIMED = {
 
 def architecture_of(model: str) -> str | None:
     """Returns the architecture that a model's name means; None if sdopt has none of it."""
-    text = _plain(model)
-    return (
-        next(
-            (name for pattern, name in _MODELS.items() if re.search(pattern, text)),
-            None,
-        )
-        or None
-    )
+    return first_match(_MODELS, _plain(model)) or None
 
 
 def is_transformer(model: str) -> bool:
@@ -141,15 +135,7 @@ def why_untimed(row: Mapping[str, str]) -> str:
     text = " ".join(
         row[name] for name in ("model", "precision", "backend", "note")
     ).lower()
-    reason = next(
-        (
-            reason
-            for pattern, reason in _NOT_DESCRIBED.items()
-            if re.search(pattern, text)
-        ),
-        "",
-    )
-    if reason:
+    if reason := first_match(_NOT_DESCRIBED, text):
         return reason
     _, kind = _form(row["precision"])
     if kind == "int8" and not _compiles(row):
@@ -264,10 +250,7 @@ _NO_OFFLOAD = r"\b(no|without) (cpu |model )*offload\w*"
 def memory_kind(row: Mapping[str, str]) -> str:
     """Returns which memory a row is of: `weights` after a call, `allocated`, `reserved`, or `device`."""
     text = f"{row['source']} {row['note']}".lower()
-    return next(
-        (kind for pattern, kind in _KINDS.items() if re.search(pattern, text)),
-        "allocated",
-    )
+    return first_match(_KINDS, text, "allocated")
 
 
 _KINDS = {

@@ -37,7 +37,7 @@ from sdopt.errors import ConflictError, command_line, print_problems, without_pa
 from sdopt.forecast import foreseen
 from sdopt.locks import reserve
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.preparation import check_models, fetch, remarks_on_variants
+from sdopt.preparation import make_ready, remarks_on_variants
 from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.report.markdown import written
 from sdopt.schema import Tracking
@@ -199,24 +199,11 @@ def _measure(
     context: StartContext,
     say: Callable[[str], None],
 ) -> None:
-    running = [
-        variant
-        for (variant, _), reasons in zip(rows, refused, strict=True)
-        if not reasons
-    ]
-    variants = [
-        variant
-        for number, variant in enumerate(running)
-        if variant not in running[:number]
-    ]
-    fetch(variants, context)
-    check_models(variants, ("path", "hub"), context)
-    # What a model on the hub, or a LoRA, cannot do is known once it is here.
-    late: dict[str, None] = {}
-    for variant in variants:
-        late |= dict.fromkeys(variant.conflicts(machine.device))
-    if late:
-        raise ConflictError([*late])
+    variants: list[Variant] = []
+    for (variant, _), reasons in zip(rows, refused, strict=True):
+        if not reasons and variant not in variants:
+            variants.append(variant)
+    make_ready(variants, machine.device, context)
     first = variants[0]
     most = max(shape.batch_size for shape in first.shapes)
     work = (
@@ -336,7 +323,7 @@ def _log(
     """Logs a load test: a run above one for each row. Raises TrackingError."""
     identity = hashlib.sha256(f"{folder.absolute()}".encode()).hexdigest()[:16]
     common = {
-        **{name: str(value) for name, value in (tracking.tags or {}).items()},
+        **tracking.own_tags,
         **origin_tags(shlex.split(record.command)),
         _LOAD: identity,
     }
@@ -350,7 +337,7 @@ def _log(
     }
     parameters["load.limit_s"] = f"{record.limit_s:.4g}"
     answer = answer_of(record)
-    windows = list(chain.from_iterable(row.windows for row in record.rows))
+    windows = record.windows
     tags = {
         **common,
         **shared_tags([row.tags for row in record.rows]),

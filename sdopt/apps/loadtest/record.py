@@ -136,6 +136,11 @@ class LoadRecord:
         return [share for share in shares if 0 < (self.interference or 0) < share]
 
     @property
+    def windows(self) -> list[Window]:
+        """Those of all rows."""
+        return list(chain.from_iterable(row.windows for row in self.rows))
+
+    @property
     def figures(self) -> list["RowFigures"]:
         """The figures of the measured rows; the baseline first."""
         measured = [row for row in self.rows if row.replicates]
@@ -374,7 +379,7 @@ def rate_text(figures: RowFigures) -> str:
 def _header_texts(record: LoadRecord) -> Sequence[str]:
     """Returns what the figures of a record rest on."""
     replicates = max((len(row.replicates) for row in record.rows), default=0)
-    windows = list(chain.from_iterable(row.windows for row in record.rows))
+    windows = record.windows
     most = max((window.requests for window in windows), default=0)
     disturbed = record.disturbed(windows)
     requests = f"{record.requests}" + (f" to {most}" if most > record.requests else "")
@@ -485,7 +490,7 @@ def blocks_of(record: LoadRecord, brief: bool = False) -> list[Block]:
 
 
 def _not_measured(record: LoadRecord) -> Iterator[str]:
-    windows = chain.from_iterable(row.windows for row in record.rows)
+    windows = record.windows
     counted = any(window.image_j for window in windows)
     shown = []
     if counted:

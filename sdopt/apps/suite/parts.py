@@ -151,9 +151,9 @@ def job_of(part: Part, config: SuiteConfig, device: Device, folder: Path) -> Par
     overrides = study_overrides(part, config, device)
     if part.kind != "options":
         return PartJob(*place, _sdopt("run", *overrides))
-    study = option_study(part, overrides, device)
-    command = _sdopt("run", *overrides, *study.overrides) if study.overrides else []
-    return PartJob(*place, command, study.left_out, study.tried)
+    of_study, left_out, tried = option_study(part, overrides, device)
+    command = _sdopt("run", *overrides, *of_study) if of_study else []
+    return PartJob(*place, command, left_out, tried)
 
 
 def _pytest() -> list[str]:
@@ -206,21 +206,16 @@ def _sdopt(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "sdopt.cli", *arguments]
 
 
-@dataclass(frozen=True)
-class OptionStudy:
-    """The overrides of a study of options, and the options that it leaves out."""
-
-    overrides: tuple[str, ...]
-    """Empty where nothing is left to measure."""
-    left_out: tuple[OptionFinding, ...]
-    tried: tuple[str, ...]
-    """The options that it measures, as in `memory=vae_tiling`."""
-
-
-def option_study(part: Part, overrides: Sequence[str], device: Device) -> OptionStudy:
+def option_study(
+    part: Part, overrides: Sequence[str], device: Device
+) -> tuple[tuple[str, ...], list[OptionFinding], list[str]]:
     """Returns the study of each option of a part against the configuration without it, which overrides compose.
 
     An option that needs another one is compared with that one alone.
+
+    Returns:
+        the overrides of the study, () where nothing is left to measure; the options that it leaves out; and those that
+        it measures, as in `memory=vae_tiling`.
 
     Raises:
         UsageError: the configuration is not valid, or there is no such option.
@@ -286,7 +281,7 @@ def option_study(part: Part, overrides: Sequence[str], device: Device) -> Option
         if beside
         else ()
     )
-    return OptionStudy(overrides, tuple(left_out), tuple(beside))
+    return overrides, left_out, [*beside]
 
 
 _TEST = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")

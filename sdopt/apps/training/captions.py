@@ -153,11 +153,7 @@ def records_of(dataset: Dataset, captions: Sequence[str]) -> list[PictureRecord]
 
 def real_pictures(dataset: Dataset, records: Sequence[PictureRecord]) -> np.ndarray:
     """Returns the flat drawing of each record's concept, on its unseen background: uint8 (records, 64, 64, 3)."""
-    place = {
-        record.concept: i
-        for i, record in enumerate(dataset.records)
-        if record.style == "flat"
-    }
+    place = dataset.flat_drawings
     indices = np.array([place[record.concept] for record in records])
     return dataset.on_named(indices, [record.unseen_background for record in records])
 
@@ -246,8 +242,11 @@ def call(
     return pipeline(list(captions), **usual | options).images
 
 
-def draw_sheet(pictures: np.ndarray, captions: Sequence[str], file: Path) -> None:
-    """Writes a PNG grid of `pictures` (n, height, width, 3), enlarged threefold, with captions."""
+def draw_sheet(
+    pipeline: DiffusionPipeline, captions: Sequence[str], seed: int, file: Path
+) -> None:
+    """Writes a PNG grid of what a pipeline draws of captions, enlarged threefold, with the captions."""
+    pictures = generate(pipeline, captions, seed=seed)
     side = ENLARGEMENT * pictures.shape[1]
     rows = -(-len(captions) // COLUMNS)
     page = Image.new(

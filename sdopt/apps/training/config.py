@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -71,6 +72,20 @@ class TrainingConfig(Configured):
     """Share of pictures on a colour instead of on white; captions name the colour."""
     ema: ShareBelowOne
     """Decay of the exponential moving average of the weights, which is the result of the training."""
+
+    def progress(self, step: int, seconds: float, budget_s: float) -> float:
+        """Returns the progress, from 0 to 1, before a step (counted from 0) with some seconds used.
+
+        It is the share of `steps` done, or of the budget used. A time budget suits machines of unknown speed: the rate
+        reaches zero exactly at the end of the budget.
+        """
+        done = seconds / budget_s if self.steps is None else step / self.steps
+        return min(1.0, done)
+
+    def rate(self, step: int, progress: float) -> float:
+        """Returns the learning rate of a step: after `warmup_steps` it decays to zero with half a cosine of the progress."""
+        warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
+        return self.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 @dataclass(frozen=True, kw_only=True)

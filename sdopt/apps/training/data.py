@@ -96,6 +96,12 @@ class Dataset:
             dtype=np.int64,
         )
 
+    @property
+    def flat_drawings(self) -> dict[str, int]:
+        """The index of each concept's drawing in the flat style."""
+        flat = enumerate(self.records)
+        return {record.concept: i for i, record in flat if record.style == "flat"}
+
     def labels(self, *, held_out: bool, style: str | None = None) -> list[str]:
         """Returns the distinct names in order, optionally only names with a drawing in `style`."""
         chosen = (

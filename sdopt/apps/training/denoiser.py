@@ -163,35 +163,23 @@ def token_ids(tokenizer: CLIPTokenizer, captions: list[str]) -> Tensor:
 
 def diffusion_loss(
     config: TrainReferenceConfig,
-    stage: str,
-    dataset: Dataset,
+    options: DiffusionConfig,
+    draw: Callable[[int], CaptionedLatents],
     networks: Mapping[str, Any],
     tokenizer: CLIPTokenizer,
-    chances: np.ndarray,
-    part: tuple[int, ...] = (),
-    caption: Callable[[PictureRecord, np.random.Generator, str | None], str] = caption,
-    avoided: str | None = None,
 ) -> Callable[[int], Tensor]:
     """Returns the weighted v-prediction loss as a function of the step, for `train`.
 
     Args:
         config: the whole configuration.
-        stage: the stage, whose section of the configuration holds.
-        dataset: the pictures, of which the held-out ones are left out.
-        networks: `denoiser` and `text_encoder`, of which what requires gradients is trained; and `vae`.
+        options: the section of the stage.
+        draw: draws the pictures of a step, as `captioned_latents` returns it.
+        networks: `denoiser` and `text_encoder`, of which what requires gradients is trained.
         tokenizer: the tokenizer for captions.
-        chances: as for `captioned_latents`, and so are `part`, `caption` and `avoided`.
-        part: number of this training among several of the stage.
-        caption: draws a caption.
-        avoided: a background that becomes white.
     """
     device = pick_device(config.device)
-    options: DiffusionConfig = getattr(config, stage)
     alphas = build_scheduler().alphas_cumprod.to(device)
     weights = loss_weights(alphas, options.snr_gamma)
-    draw = captioned_latents(
-        config, stage, dataset, networks["vae"], chances, part, caption, avoided
-    )
 
     def loss(step: int) -> Tensor:
         captions, clean, noise, random = draw(step)
@@ -235,14 +223,8 @@ def train_denoiser(
     text_encoder.to(device).set_attn_implementation("eager")
 
     networks = join(denoiser, text_encoder)
-    loss = diffusion_loss(
-        config,
-        "denoiser",
-        dataset,
-        {**networks, "vae": autoencoder},
-        tokenizer,
-        chances,
-    )
+    draw = captioned_latents(config, "denoiser", dataset, autoencoder, chances)
+    loss = diffusion_loss(config, options, draw, {**networks}, tokenizer)
     train(
         config, "denoiser", networks, loss,
         start_from=config.start_from, pictures=len(chosen),

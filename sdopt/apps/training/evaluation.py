@@ -316,11 +316,7 @@ class Evaluation:
         """
         recipe, base, pipeline = read_recipe(folder), self.dataset, self.pipeline
         seed = recipe["seed"]
-        flat = {
-            record.concept: index
-            for index, record in enumerate(base.records)
-            if record.style == "flat"
-        }
+        flat = base.flat_drawings
 
         def latents(pictures: np.ndarray) -> Tensor:
             return encode_all(pipeline.vae, pictures)[0].flatten(1)

@@ -42,31 +42,6 @@ class TrainingProgress:
     loss: float = float("nan")
 
 
-@dataclass(frozen=True)
-class LearningRates:
-    """The duration and the learning rate of a stage.
-
-    The rate grows linearly for `warmup_steps` and then decays to zero with half a cosine of the *progress*: the share
-    of `steps` done or, if `steps` is None, the share of `seconds` used. A time budget suits machines of unknown speed:
-    the rate reaches zero exactly at the end of the budget.
-    """
-
-    learning_rate: float
-    warmup_steps: int
-    seconds: float
-    steps: int | None = None
-
-    def progress(self, step: int, seconds: float) -> float:
-        """Returns the progress, from 0 to 1, before step `step` (counted from 0) with `seconds` used."""
-        done = seconds / self.seconds if self.steps is None else step / self.steps
-        return min(1.0, done)
-
-    def rate(self, step: int, progress: float) -> float:
-        """Returns the learning rate of step `step`."""
-        warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
-        return self.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * progress))
-
-
 def train(
     config: TrainReferenceConfig,
     stage: str,
@@ -95,10 +70,7 @@ def train(
         DivergenceError: the loss is not finite.
     """
     options: TrainingConfig = getattr(config, stage)
-    seconds = 60 * config.budget_minutes * options.share / parts
-    schedule = LearningRates(
-        options.learning_rate, options.warmup_steps, seconds, options.steps
-    )
+    budget_s = 60 * config.budget_minutes * options.share / parts
     settings = {
         key: value for key, value in asdict(options).items() if key not in NOT_SETTINGS
     } | facts
@@ -111,7 +83,7 @@ def train(
     average = copy.deepcopy(network).requires_grad_(False)
     optimizer = torch.optim.AdamW(
         network.parameters(),
-        schedule.learning_rate,
+        options.learning_rate,
         betas=(0.9, 0.99),
         weight_decay=0.01,
     )
@@ -134,10 +106,11 @@ def train(
     averaged: list[Tensor] = list(average.parameters())
     started = time.monotonic() - done.seconds
     last_checkpoint = time.monotonic()
-    report = reporter(title, schedule, done, log)
+    report = reporter(title, done, log)
     network.train()
-    while (share := schedule.progress(done.steps, done.seconds)) < 1.0:
-        rate = schedule.rate(done.steps, share)
+    share = options.progress(done.steps, done.seconds, budget_s)
+    while share < 1.0:
+        rate = options.rate(done.steps, share)
         value = loss(done.steps)
         value.backward()
         for group in optimizer.param_groups:
@@ -156,7 +129,8 @@ def train(
         )
         done.steps += 1
         done.seconds = time.monotonic() - started
-        report(done, rate)
+        share = options.progress(done.steps, done.seconds, budget_s)
+        report(done, share, rate)
         now = time.monotonic()
         if now - last_checkpoint > 60 * config.checkpoint_minutes:
             save()
@@ -235,15 +209,18 @@ def missing_stage(stage: str, file: Path) -> UsageError:
 
 
 def reporter(
-    title: str, schedule: LearningRates, start: TrainingProgress, log: Path
-) -> Callable[[TrainingProgress, float], None]:
-    """Returns a function that writes progress and the learning rate to the log and to stderr, every half minute."""
+    title: str, start: TrainingProgress, log: Path
+) -> Callable[[TrainingProgress, float, float], None]:
+    """Returns a function that writes progress, its share and the learning rate to the log and to stderr.
+
+    It does so every half minute.
+    """
     first_steps, first_time = start.steps, time.monotonic()
     last = first_time
 
-    def report(done: TrainingProgress, rate: float) -> None:
+    def report(done: TrainingProgress, share: float, rate: float) -> None:
         nonlocal last
-        now, share = time.monotonic(), schedule.progress(done.steps, done.seconds)
+        now = time.monotonic()
         if now - last < LINE_SECONDS and share < 1.0:
             return
         last = now

@@ -22,6 +22,7 @@ from sdopt.apps.training.captions import (
 from sdopt.apps.training.config import TrainReferenceConfig
 from sdopt.apps.training.data import Dataset, draw_style
 from sdopt.apps.training.denoiser import (
+    captioned_latents,
     diffusion_loss,
     loss_weights,
     picture_chances,
@@ -136,16 +137,13 @@ def train_loras(
             copy.deepcopy(pipeline.text_encoder).to(device).requires_grad_(False)
         )
         updates = add_lora(denoiser, options.rank)
-        networks = {
-            "denoiser": denoiser,
-            "text_encoder": text_encoder,
-            "vae": pipeline.vae,
-        }
         pictures = len(dataset.indices(held_out=False))
-        loss = diffusion_loss(
-            config, "loras", dataset, networks, pipeline.tokenizer, np.full(pictures, 1 / pictures),
+        draw = captioned_latents(
+            config, "loras", dataset, pipeline.vae, np.full(pictures, 1 / pictures),
             part=(place,), caption=plain_caption, avoided="black" if style.black else None,
         )  # fmt: skip
+        networks = {"denoiser": denoiser, "text_encoder": text_encoder}
+        loss = diffusion_loss(config, options, draw, networks, pipeline.tokenizer)
         average = train(
             config, "loras", updates, loss, part=style.name, parts=len(STYLES),
             pictures=pictures, held_out_pictures=len(dataset) - pictures,

@@ -26,7 +26,6 @@ from sdopt.apps.training.captions import (
     choose_prompts,
     draw_background,
     draw_sheet,
-    generate,
     write_references,
 )
 from sdopt.apps.training.cards import read_recipe, write_card
@@ -236,12 +235,8 @@ def export_pipeline(config: TrainReferenceConfig, dataset: Dataset) -> None:
         json.dumps(prompts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
     )
     write_references(dataset, prompts["gate"], target.parent)
-    captions = prompts["contact_sheet"]
-    draw_sheet(
-        generate(pipeline, captions, seed=config.seed),
-        captions,
-        Path(config.export.contact_sheet),
-    )
+    file = Path(config.export.contact_sheet)
+    draw_sheet(pipeline, prompts["contact_sheet"], config.seed, file)
 
 
 def export_transformer(config: TrainReferenceConfig, dataset: Dataset) -> None:
@@ -263,11 +258,7 @@ def export_transformer(config: TrainReferenceConfig, dataset: Dataset) -> None:
             load_in_single_precision(fresh / name)
     pipeline.to(dtype=torch.float32)
     captions = choose_prompts(dataset, config.seed)["contact_sheet"]
-    draw_sheet(
-        generate(pipeline, captions, seed=config.seed),
-        captions,
-        Path(options.contact_sheet),
-    )
+    draw_sheet(pipeline, captions, config.seed, Path(options.contact_sheet))
 
 
 def export_clip(config: TrainReferenceConfig, dataset: Dataset) -> None:

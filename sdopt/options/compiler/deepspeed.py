@@ -48,6 +48,7 @@ from sdopt.options.base import Need
 from sdopt.options.compiler.base import Compiler
 from sdopt.options.conflicts import (
     autocast_of,
+    latent_side,
     leaves_adapters_out,
     records_autograd,
     weights_of,
@@ -168,7 +169,7 @@ def _has_nvcc() -> bool:
 
 def _beyond_tiles(ctx: Context) -> list[str]:
     """Returns the conflicts of layers whose latents do not fill whole tiles, or whose heads would be truncated."""
-    side, wrong, reasons = (ctx.workload.size or ctx.model.size) // 8, [], []
+    side, wrong, reasons = latent_side(ctx), [], []
     # Token merging reduces the number of tokens.
     left_of: Callable[[int, int], int] = getattr(
         ctx.chosen.get("caching"), "left_of", lambda latents, level: latents
@@ -392,7 +393,7 @@ def _beyond_blocks(ctx: Context) -> list[str]:
         return [
             "DeepSpeed's blocks are tested only with Stable Diffusion 1.x and 2.x: not with SDXL"
         ]
-    if ((ctx.workload.size or ctx.model.size) // 8) ** 2 > _TOKENS:
+    if latent_side(ctx) ** 2 > _TOKENS:
         return [
             f"DeepSpeed's workspace holds {_TOKENS} tokens: images of up to 512 pixels, as in workload.size=512"
         ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from typing_extensions import override
 
+from sdopt.errors import counted
 from sdopt.hardware.cards import ANY_CARD, Feature
 from sdopt.measure import compilation
 from sdopt.options import Context, Contract, Finding, Proof, Trace
@@ -63,7 +64,7 @@ class TorchScript(ExportingCompiler):
             seen, shapes = trace.denoiser, graphs_in(graphs["denoiser"])
             runs = seen.operators[_TRACED]
             facts = {"graphs": shapes, "graphs_run": runs, "calls": seen.calls}
-            summary = f"{shapes} traced graph{'s' if shapes != 1 else ''}, run {runs} times in {seen.calls} calls"
+            summary = f"{counted(shapes, 'traced graph')}, run {runs} times in {seen.calls} calls"
             return Finding(runs >= seen.runs > 0 and shapes > 0, summary, facts)
 
         return proof
@@ -293,7 +294,6 @@ class TensorRt(ExportingCompiler):
 # ---- outside of PyTorch, on a CPU -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class CpuEngine(ExportingCompiler):
     """The base class of engines that compute modules on a CPU with a copy of the weights."""
 
@@ -353,7 +353,7 @@ class CpuEngine(ExportingCompiler):
             "calls": calls,
             "operators_by_pytorch": eager_products,
         }
-        summary = f"{graphs} graph{'s' if graphs != 1 else ''} for {calls} calls, {eager_products} operators by PyTorch"
+        summary = f"{counted(graphs, 'graph')} for {calls} calls, {eager_products} operators by PyTorch"
         ran = all(counts[target] and seen[target].calls for target in made)
         return Finding(ran and not eager_products, summary, facts)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typing_extensions import override
 
+from sdopt.errors import counted
 from sdopt.measure import compilation
 from sdopt.options import Context, Finding, Proof, Trace
 from sdopt.options.attention import Sliced
@@ -409,7 +410,7 @@ def _regions(trace: Trace, targets: Sequence[str]) -> tuple[str, dict[str, Any]]
         "graph_breaks": sum(counters["graph_break"].values()),
         "compiled_regions_run": sum(regions.values()),
     }
-    graphs = f"{facts['graphs']} graph{'s' if facts['graphs'] != 1 else ''}, {facts['graph_breaks']} breaks"
+    graphs = f"{counted(facts['graphs'], 'graph')}, {facts['graph_breaks']} breaks"
     if not facts["graphs"]:
         # TorchDynamo keeps graphs by the code of a module's class: another pipeline of this process compiled them.
         graphs = "graphs that this process compiled before"

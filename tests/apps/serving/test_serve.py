@@ -288,9 +288,8 @@ def test_what_is_known_once_a_model_is_here_is_refused_then(
     here: Any = (machine, None)
     monkeypatch.setattr("sdopt.worker.machine.find_machine", lambda *_: here)
     monkeypatch.setattr("sdopt.apps.serving.server.listen", lambda _: None)
-    for module in ("sdopt.preparation", "sdopt.apps.loadtest.command"):
-        monkeypatch.setattr(f"{module}.fetch", fetch)
-        monkeypatch.setattr(f"{module}.check_models", lambda *_: None)
+    monkeypatch.setattr("sdopt.preparation.fetch", fetch)
+    monkeypatch.setattr("sdopt.preparation.check_models", lambda *_: None)
     nothing: Any = None
     with pytest.raises(ConflictError, match=r"more\.safetensors holds"):
         runners.serve._serve(chosen, Serving(), nothing)

@@ -120,30 +120,30 @@ def test_each_part_fits_into_one_call_and_what_compiles_begins_only_with_time_to
     ],
 )
 def test_options_fit_into_their_part(part: Part) -> None:
-    study = option_study(part, composed(part, H200), H200)
+    of_study, left_out, tried = option_study(part, composed(part, H200), H200)
     few = [
         found
-        for found in study.left_out
+        for found in left_out
         if "steps" in found.said and "distilled" not in found.said
     ]
     assert not few, (
         "so many steps show each of them, but for those that take a number of their own"
     )
-    if not study.overrides:
+    if not of_study:
         return
-    with composer_of([*composed(part, H200), *study.overrides]) as composer:
+    with composer_of([*composed(part, H200), *of_study]) as composer:
         current = composer.current
         rows = len(current.study.plan(composer).variants)
     assert (rows + 1) * _ROW_S <= part.limit_s, "with the control"
     assert current.workload.steps == (6 if "workload.steps=6" in part.first else 2)
     assert (current.protocol.energy_s, current.protocol.stage_calls) == (0, 0)
-    if any(option.startswith("compiler") for option in study.tried):
+    if any(option.startswith("compiler") for option in tried):
         assert current.protocol.timeout_s >= part.limit_s, (
             "a slow compilation is no failure"
         )
-        assert len(study.tried) <= 4
+        assert len(tried) <= 4
     if current.model.name == "sdxl":
-        assert len(study.tried) <= 6
+        assert len(tried) <= 6
 
 
 def test_with_intervals_a_preset_keeps_its_own_steps_and_gets_three_processes() -> None:
@@ -205,8 +205,8 @@ def test_options_are_tried_alone_or_beside_what_they_need() -> None:
         settled=["caching=tome"],
     )
     overrides = composed(part, H200)
-    study = option_study(part, overrides, H200)
-    variants, edges = study.overrides[-2:]
+    of_study, findings, tried = option_study(part, overrides, H200)
+    variants, edges = of_study[-2:]
     assert (
         'memory vae_tiling: ["memory=vae_tiling", "memory.vae_tiling.tile_size=512"]'
         in variants
@@ -217,12 +217,12 @@ def test_options_are_tried_alone_or_beside_what_they_need() -> None:
     assert "{candidate: memory group_offload, reference: with memory tiny_vae}" in edges
     assert "{candidate: memory tiny_vae, reference: baseline}" in edges
     assert "tome" not in variants, "it is settled"
-    assert {"memory=group_offload", "caching=deepcache"} <= set(study.tried)
-    left_out = {found.name: found for found in study.left_out}
+    assert {"memory=group_offload", "caching=deepcache"} <= set(tried)
+    left_out = {found.name: found for found in findings}
     assert left_out["lora=fused"].state == "cannot run"
     assert "set lora.path" in left_out["lora=fused"].said
     assert "lora=loaded" not in left_out, "it is not asked for"
-    with composer_of([*overrides, *study.overrides]) as composer:
+    with composer_of([*overrides, *of_study]) as composer:
         assert composer.current.study.name == "options"
     with pytest.raises(
         UsageError, match=r"^layout=upside_down: no option or group of options$"

@@ -23,13 +23,12 @@ from sdopt.apps.training.autoencoder import (
     pixels,
 )
 from sdopt.apps.training.captions import generate
-from sdopt.apps.training.config import STAGES
+from sdopt.apps.training.config import STAGES, TrainingConfig
 from sdopt.apps.training.data import Dataset, PictureRecord, draw_style, icon_key
 from sdopt.apps.training.denoiser import join, loss_weights
 from sdopt.apps.training.evaluation import Evaluation
 from sdopt.apps.training.loop import (
     DivergenceError,
-    LearningRates,
     generator,
     pick_device,
     pick_precision,
@@ -120,13 +119,15 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 
 
 def test_the_rate_warms_up_and_reaches_zero_with_the_budget() -> None:
-    timed = LearningRates(learning_rate=1.0, warmup_steps=10, seconds=100)
-    assert timed.progress(step=3, seconds=25) == 0.25
+    timed = TrainingConfig(
+        share=1.0, steps=None, batch_size=1, learning_rate=1.0, warmup_steps=10, background_share=0.0, ema=0.0
+    )  # fmt: skip
+    assert timed.progress(step=3, seconds=25, budget_s=100) == 0.25
     assert timed.rate(step=0, progress=0.0) == pytest.approx(0.1)
     assert timed.rate(step=50, progress=0.5) == pytest.approx(0.5)
     assert timed.rate(step=99, progress=1.0) == pytest.approx(0.0)
-    counted = LearningRates(learning_rate=1.0, warmup_steps=10, seconds=100, steps=4)
-    assert counted.progress(step=1, seconds=99) == 0.25
+    counted = replace(timed, steps=4)
+    assert counted.progress(step=1, seconds=99, budget_s=100) == 0.25
 
 
 def test_loss_weights_cut_the_snr_and_keep_heavy_noise() -> None:
