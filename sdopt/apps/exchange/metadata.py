@@ -257,7 +257,7 @@ def _of_invokeai_graph(graph: Mapping[str, Any]) -> Origin | None:
         values: dict[str, Any] = {}
         for key, value in node.items():
             if key not in _OF_NODES and (name, key) not in linked:
-                values[_INVOKEAI.get(str(key), key)] = _without_numbers(value)
+                values[_INVOKEAI.get(key) or key] = _without_numbers(value)
         if "steps" in node or "seed" in values:
             told |= values
         elif values:
