@@ -158,9 +158,10 @@ def _run(
             prepared = prepare(overrides, config_dir, dry)
         if dry:
             console.print(shown(space_table(prepared.space), console.width))
-            for line in prepared.foreseen():
+            lines, fits = prepared.foreseen()
+            for line in lines:
                 _say(line)
-            return 0
+            return 0 if fits else 3
         with begun(
             prepared, began, _say, brief=answer is not None, again=again
         ) as search:

@@ -501,8 +501,8 @@ def _verdicts_in(folder: Path) -> tuple[object, ...]:
 
 
 def _skip_too_large(result: StudyResult, names: Set[str]) -> None:
-    """Marks variants that do not fit on a planned card; the repeated baseline is as large as the baseline."""
+    """Marks variants that do not fit where they would run; the repeated baseline is as large as the baseline."""
     for row in result.variants:
         if row.name in names or (row.is_control and result.baseline in names):
             row.status = Status.SKIPPED
-            row.reason = append_reason(row, "does not fit in the memory of the card")
+            row.reason = append_reason(row, "does not fit in the memory of the device")

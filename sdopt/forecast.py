@@ -61,7 +61,7 @@ def foreseen(
     """Returns what variants would take on a card, by its data sheet; on this CPU what the first one would.
 
     That is the seconds of a call, on average over variants and shapes, or None if none is told; lines for a person; and
-    the variants that do not fit.
+    the variants that do not fit, of those that were asked for.
     """
     sheet = machine.sheet
     try:
@@ -74,13 +74,13 @@ def foreseen(
         if not math.isnan(expectation.seconds)
     ]
     call_s = sum(known) / len(known) if known else None
+    too_large = {
+        expectation.variant for expectation in forecast if not expectation.fits
+    }
     if sheet is None:
-        return call_s, [], set()
+        return call_s, [], too_large
     lines = [
         f"  {expectation.variant}, {expectation.shape}: {expectation.text}"
         for expectation in forecast
     ]
-    too_large = {
-        expectation.variant for expectation in forecast if not expectation.fits
-    }
     return call_s, [f"expected on {sheet.name}:", *lines], too_large

@@ -389,7 +389,9 @@ FAMILIES = (
         ),
         latents=Latents("packed", multiple=2),
         schedulers=(_EULER, _UNIPC),
-        float16="clipped",
+        # Clipped, and yet: https://github.com/modelscope/DiffSynth-Studio/issues/1379,
+        # https://github.com/HM-RunningHub/ComfyUI_RH_Qwen-Image/issues/4, https://github.com/Comfy-Org/ComfyUI/pull/12522.
+        float16="overflows",
         steps=50,
         scale=4.0,
     ),
@@ -440,6 +442,8 @@ FAMILIES = (
         latents=Latents(kept="float32"),
         schedulers=(_EULER, _HEUN, _UNIPC, _DPM),
         call={"use_resolution_binning": False},
+        # Its text encoder and VAE: https://huggingface.co/docs/diffusers/api/pipelines/sana
+        float16="overflows",
         steps=20,
         scale=4.5,
     ),
@@ -455,6 +459,8 @@ FAMILIES = (
         ),
         latents=Latents(multiple=2),
         schedulers=(_EULER, _UNIPC),
+        # Gemma 2 and the transformer: _FLOAT16_NOT_SUPPORTED_MODELS of vLLM, supported_inference_dtypes of ComfyUI.
+        float16="overflows",
         steps=30,
         scale=4.0,
     ),
@@ -482,7 +488,8 @@ FAMILIES = (
         ),
         latents=Latents(kept="float32", multiple=2),
         unread=("max_image_seq_len",),
-        float16="clipped",
+        # "Only supports BF16, FP32": https://github.com/THUDM/CogView4
+        float16="overflows",
         steps=50,
         scale=5.0,
     ),

@@ -89,20 +89,27 @@ class Prepared:
     machine: Machine
     context: StartContext
 
-    def foreseen(self) -> list[str]:
-        """Returns lines on what is tried, for how long, and what a call of each option would take here."""
+    def foreseen(self) -> tuple[list[str], bool]:
+        """Returns lines on what is tried, for how long, and what a call takes here; and whether the baseline's fits."""
         alone = self.space.candidates(self.space.alone())
         whole = sum(1 for _ in islice(self.space.points(), _MANY))
         variants = [*self.space.variants([]), *self.space.variants(alone)]
-        call_s, lines, _ = foreseen(variants, self.machine, self.context)
+        call_s, lines, too_large = foreseen(variants, self.machine, self.context)
         if not lines and call_s is not None:
             call = duration_text(call_s)
             lines = [f"a call of the baseline takes about {call}, by `sdopt plan`"]
-        return [
+        fits = variants[0].name not in too_large
+        if not fits:
+            lines.append(
+                f"the baseline does not fit in the memory of {self.machine.device.name}, and nothing can be held against "
+                "it: begin with what `sdopt plan` says that fits"
+            )
+        told = [
             f"{whole}{' or more' if whole == _MANY else ''} combinations: the {len(alone)} single options come first",
             f"it ends after {self.config.budget_s / 60:.3g} min (search.budget_s), or later where judging takes longer",
             *lines,
         ]
+        return told, fits
 
     def expected_call_s(self) -> float | None:
         """Returns the seconds that are expected of a call of the baseline; None where it expects none."""

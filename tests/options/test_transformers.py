@@ -639,11 +639,14 @@ class TestRefusals:
             == f"not for FLUX.1, whose denoiser is a transformer: {option.unet_only}"
         )
 
-    def test_of_a_type_that_overflows(self) -> None:
-        assert any(
-            "choose precision=bf16" in reason
-            for reason in Precision("float16").obstacles(context_of(tiny("z_image")))
-        )
+    @pytest.mark.parametrize(
+        "name", ["z_image", "qwen_image", "sana", "lumina2", "cogview4"]
+    )
+    def test_of_a_type_that_overflows(self, name: str) -> None:
+        reasons = Precision("float16").obstacles(context_of(tiny(name)))
+        assert any("choose precision=bf16" in reason for reason in reasons)
+
+    def test_of_a_type_that_is_clipped_or_large_enough(self) -> None:
         assert Precision("float16").obstacles(context_of(tiny("flux"))) == []
         assert Precision("bfloat16").obstacles(context_of(tiny("z_image"))) == []
         packed = Sdnq(weights="uint4", activations=False, others="float16")

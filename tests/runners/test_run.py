@@ -286,7 +286,9 @@ class TestDryRun:
         rows = [line.split() for line in finished.out.splitlines()]
         ends = {row[0]: row[-1] for row in rows if row and row[-1] in ("yes", "no")}
         assert (ends["baseline"], ends["precision=fp16"]) == ("no", "yes")
-        assert "baseline: no: does not fit in the memory of the card" in finished.shown
+        assert (
+            "baseline: no: does not fit in the memory of the device" in finished.shown
+        )
         assert "time: unknown" in finished.shown
         too_large.clear()
         compiling = sdopt(

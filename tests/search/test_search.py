@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -44,6 +45,7 @@ from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.statistics.comparing import compare
 from sdopt.study.fingerprint import of_model
 from sdopt.study.plan import describe_environment
+from sdopt.variant import Variant
 from sdopt.worker.machine import Machine
 from tests.command import SMALL, Finished, refused, sdopt
 from tests.fakes import Fakes, failing, fake_study, fake_workers
@@ -364,16 +366,18 @@ def test_a_dry_run_shows_the_space_and_what_it_takes_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("fits", [True, False])
 def test_a_dry_run_for_a_card_that_is_not_there_shows_what_it_would_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
 ) -> None:
+    """Where the baseline does not fit, nothing could be measured."""
     asked: list[str] = []
 
     def foretell(
-        _variants: object, machine: Machine, _context: object
+        variants: Sequence[Variant], machine: Machine, _context: object
     ) -> tuple[None, list[str], set[str]]:
         asked.append(machine.device.name)
-        return None, [], set()
+        return None, [], set() if fits else {variants[0].name}
 
     monkeypatch.setattr("sdopt.search.command.foreseen", foretell)
     dry = sdopt(
@@ -381,7 +385,8 @@ def test_a_dry_run_for_a_card_that_is_not_there_shows_what_it_would_try(
         *("search", "search.groups=[layout]", "hardware=rtx4090"),
         *("dry_run=true", "tracking=none"),
     )
-    assert dry.code == 0
+    assert dry.code == (0 if fits else 3)
+    assert ("the baseline does not fit in the memory of" in dry.shown) != fits
     assert "channels_last, contiguous" in dry.shown
     assert asked == ["NVIDIA GeForce RTX 4090"]
 

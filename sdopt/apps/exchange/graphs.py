@@ -29,13 +29,16 @@ _PARTS = ("sigmas", "guider", "noise", "sampler")
 _UNGUIDED = "BasicGuider"
 """A part that calls the model once a step, and so has no scale."""
 
+_EMPTIED = "ConditioningZeroOut"
+"""What takes everything out of a prompt, which then says as much as an empty one."""
+
 _LATENTS = ("samples", "latent_image", "latent", "pixels", "image")
 
 _MODELS = ("ckpt_name", "unet_name", "model_name", "base_ckpt_name")
 
 _FASTER = re.compile(
     r"compile|cache|sageattn|sageattention|flashatt|xformers|sdpa|attentionbackend|tomepatch|todopatch|tokenmerging|"
-    r"hypertile|tensorrt|stablefast|onediff|nunchaku|svdq|(?<!image)quanti|gguf|fp8|fp16|bf16|dtype|precision|offload|blockswap|"
+    r"hypertile|cublas|tensorrt|stablefast|onediff|nunchaku|svdq|(?<!image)quanti|gguf|fp8|fp16|bf16|dtype|precision|offload|blockswap|"
     r"multigpu|distorch|device|vram|tiled(?!diffusion)|preview|batchsize"
 )
 """Nodes and inputs that make calls faster or smaller, or show what happens: the option that is judged."""
@@ -143,6 +146,8 @@ class _Graph(Nodes):
             node = self.source(value)
             if node is None:
                 return value
+            if self.kinds[node] == _EMPTIED:
+                return ""
             value = self._taken(self.inputs[node], names)
         return None
 
@@ -270,18 +275,20 @@ class _Graph(Nodes):
         """Returns the values of a node that were not read; "" if they all were, or it changes no image."""
         read = self.read[id(inputs)]
         values = []
+        is_option = False
         for name, value in sorted(inputs.items()):
             if name in read or _is_lora_row(value):
                 continue
             if value in ("", None) or self.source(value) is not None:
                 continue
             if _FASTER.search(plain_key(name)):
+                is_option = True
                 continue
             text = f"{value:g}" if isinstance(value, float) else str(value)
             values.append(f"{name}={shortened(text)}")
         if values:
             return ", ".join(values)
-        if read:
+        if read or is_option:
             return ""
         passes = plain_key(self.kind_of(inputs)) in _PASSING
         return "" if passes or self.is_sampler(inputs) else "in use"

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 from sdopt.apps.exchange.graphs import facts_of_graph, others_of_graph
 from sdopt.apps.exchange.hidden import hidden_text
 from sdopt.apps.exchange.settings import (
+    WEB_UIS,
     number_or_word,
     others_of,
     others_of_calls,
     plain_key,
     settings_of,
+    shortened,
 )
 from sdopt.apps.exchange.texts import json_object, text_beside, texts_of
 from sdopt.apps.exchange.wiring import Wiring, wiring_of
@@ -74,11 +76,20 @@ def _of_texts(texts: "Texts") -> Origin | None:
     for reader in _READERS:
         origin = reader(texts)
         if origin is not None:
-            # Nodes of ComfyUI that save as A1111 does leave the graph in the file as well.
-            graph = _graph(texts)
-            others = {**origin.others, **others_of_graph(graph)}
-            return replace(origin, others=others, wiring=wiring_of(graph))
+            return _with_graph(origin, _graph(texts))
     return None
+
+
+def _with_graph(origin: Origin, graph: Mapping[str, Any]) -> Origin:
+    """Returns an origin with what a graph beside it says: nodes of ComfyUI that save as A1111 does tell less than it."""
+    if not graph:
+        return origin
+    settings = {**settings_of(facts_of_graph(graph)), **origin.settings}
+    others = {**origin.others, **others_of_graph(graph)}
+    joined = replace(origin, settings=settings, others=others, wiring=wiring_of(graph))
+    if origin.program in WEB_UIS:
+        return replace(joined, program="ComfyUI", version="")
+    return joined
 
 
 def _of_file(text: str) -> Origin | None:
@@ -219,7 +230,46 @@ def _invokeai(texts: Texts) -> Origin | None:
             prompts = _dicts(prompt[:1])
             prompt = prompts[0].get("prompt") if prompts else None
         return _bracketed(values | image, prompt)
-    return None
+    return _of_invokeai_graph(json_object(texts.get("invokeai_graph")))
+
+
+_OF_NODES = frozenset((
+    "id", "type", "is_intermediate", "use_cache", "workflow", "metadata", "board", "version", "fp32", "tiled", "tile_size",
+))  # fmt: skip
+"""What a node of InvokeAI has beside what it does, and options of speed."""
+
+
+def _of_invokeai_graph(graph: Mapping[str, Any]) -> Origin | None:
+    """Returns what the nodes of a workflow say, of which InvokeAI leaves the graph alone: seeds by chance are not in it.
+
+    A value that comes from another node is not that of the image.
+    """
+    nodes = _object(graph.get("nodes"))
+    linked = set[tuple[Any, Any]]()
+    for edge in _dicts(graph.get("edges")):
+        end = _object(edge.get("destination"))
+        linked.add((end.get("node_id"), end.get("field")))
+    told: dict[str, Any] = {}
+    by_kind: dict[str, list[str]] = {}
+    for name, node in nodes.items():
+        if not isinstance(node, dict):
+            continue
+        values: dict[str, Any] = {}
+        for key, value in node.items():
+            if key not in _OF_NODES and (name, key) not in linked:
+                values[_INVOKEAI.get(key) or key] = _without_numbers(value)
+        if "steps" in node or "seed" in values:
+            told |= values
+        elif values:
+            text = json.dumps(values, sort_keys=True)
+            by_kind.setdefault(str(node.get("type")), []).append(text)
+    if not told:
+        return None
+    origin = origin_from("InvokeAI", told)
+    others = {}
+    for kind, texts_of_kind in by_kind.items():
+        others[kind] = shortened("; ".join(sorted(texts_of_kind)))
+    return replace(origin, others={**origin.others, **others})
 
 
 _ON_CANVAS = ("controlLayers", "regionalGuidance", "referenceImages")
@@ -471,6 +521,7 @@ def _web_ui(texts: Texts) -> Origin | None:
         prompts = f"{between}{parts[1]}"
         prompt, _, negative = prompts.partition(f"{between}Negative prompt:")
         settings, _, _ = parts[2].partition("\n")
+        settings, _, whole = settings.partition(", SDCPP: ")
         # What the tab "Extras" has done to the finished image.
         further = texts.get("postprocessing") or texts.get("extras", "")
         entries: dict[str, str] = {}
@@ -480,8 +531,40 @@ def _web_ui(texts: Texts) -> Origin | None:
         if calls := re.fullmatch(r"\d+x(\d+)", entries.get("Batch", "")):  # SD.Next
             entries.setdefault("Batch size", calls[1])
         asked = {"prompt": prompt.strip(), "negative_prompt": negative.strip()}
-        return origin_from(_fork(entries), {**entries, **_weights_of(entries), **asked})
+        further_values = {**_weights_of(entries), **_beyond_line(json_object(whole))}
+        return origin_from(_fork(entries), {**entries, **further_values, **asked})
     return None
+
+
+_ON_THE_LINE = frozenset((
+    "schema", "mode", "generator", "seed", "width", "height", "prompt", "clip_skip", "rng", "sampler_rng", "hires", "steps",
+    "eta", "method", "scheduler", "extra_sample_args", "custom_sigmas", "txt_cfg", "distilled_guidance", "slg", "model",
+    "diffusion_model", "uncond_diffusion_model", "vae", "cache", "vae_tiling", "sampling", "guidance", "models", "loras",
+))  # fmt: skip
+"""What stable-diffusion.cpp writes of an image before its JSON as well; the parts of that; and options of speed."""
+
+
+def _beyond_line(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the JSON at the end of stable-diffusion.cpp's line says beyond that line."""
+    if not whole:
+        return {}
+    sampling = _object(whole.get("sampling"))
+    guidance = _object(sampling.get("guidance"))
+    values: dict[str, Any] = {}
+    for part in (whole, sampling, guidance, _object(whole.get("models"))):
+        for key, value in part.items():
+            if key not in _ON_THE_LINE:
+                values[key] = value
+    values["TE"] = None  # the line has one key for each of the text encoders
+    # The strength stands there where no image is changed, too.
+    values["image strength"] = values.pop("strength", None)
+    values["shift"] = values.pop("flow_shift", None)
+    values["lora"] = []
+    for lora in _dicts(whole.get("loras")):
+        weight = lora.get("multiplier", 1)
+        values["lora"].append({"name": lora.get("name"), "weight": weight})
+    values["Version"] = _object(whole.get("generator")).get("commit")
+    return values
 
 
 _RESOURCE = ("modelName", "modelVersionName", "modelVersionId")
@@ -566,6 +649,9 @@ _LINE = re.compile(r"(?m)^([A-Z][\w /()-]{2,40}):[ \t]*(.*)$")
 
 def _chunks(texts: Texts) -> Origin | None:
     """Reads programs that leave each setting in a chunk of its own: Easy Diffusion, and scripts such as kohya's."""
+    if "flux:seed" in texts:
+        values = {"seed": texts["flux:seed"], "model": texts.get("flux:model")}
+        return origin_from("iris", values)
     if not {"seed", "prompt"} <= texts.keys():
         return None
     program = "a script"

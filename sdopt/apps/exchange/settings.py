@@ -363,7 +363,7 @@ _OF_CALLS = frozenset((
 """Arguments of calls of diffusers' pipelines beyond `SETTINGS`, as scripts write them down."""
 
 _OPTIONS = re.compile(
-    r"tokenmerging|ngms|skipearlycfg|padconds|fp8|fp16|bf16|lowbits|hypertile|dtype|quanti|compile|"
+    r"tokenmerging|^to[md][eo]$|vaetil|ngms|skipearlycfg|padconds|fp8|fp16|bf16|lowbits|hypertile|dtype|quanti|compile|"
     r"attention(?!scale|guidance|couple)|teacache|cache|tiled(?!diffusion)|offload|backend|precision"
 )
 """What makes calls faster or smaller: the option that is judged, in programs that name it."""

@@ -85,10 +85,16 @@ def _comment(value: Any) -> str:
 
 _COMMENT = "exif:UserComment"
 
+_IN_XMP = (
+    ("description", "dc:description"),
+    ("usercomment", _COMMENT),
+    ("parameters", "sdcpp:parameters"),
+)
+
 
 def _of_xmp(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the description of XMP, and its user comment, as Draw Things writes it."""
-    for name, tag in (("description", "dc:description"), ("usercomment", _COMMENT)):
+    """Yields the texts of XMP: its description, its user comment as Draw Things writes it, stable-diffusion.cpp's line."""
+    for name, tag in _IN_XMP:
         match = re.search(rf"(?s)<{tag}>(.*?)</{tag}>", text)
         if match:
             yield name, html.unescape(re.sub(r"<[^>]*>", "", match[1])).strip()

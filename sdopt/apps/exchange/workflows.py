@@ -168,6 +168,15 @@ class _Node:
         slot = _at(self.inputs, number)
         return slot.link if slot else None
 
+    def promoted(self, number: Any) -> Any:
+        """Returns the value that stands at a subgraph in place of a link into it; None if nothing does."""
+        slot = _at(self.inputs, number)
+        shown = [own for own in self.inputs if own.widget]
+        values = self.own_values()
+        if slot is None or not slot.widget or len(shown) != len(values):
+            return None
+        return values[shown.index(slot)]
+
     def handed_on(self, number: Any) -> str | None:
         """Returns the link of the input that it hands on as an output where it is bypassed: the first of its type."""
         output = _at(self.outputs, number)
@@ -305,10 +314,11 @@ class _Scope:
         for slot in node.inputs:
             if slot.link is None:
                 continue
-            inputs.pop(slot.name, None)
             source = self.source(slot.link)
             if source is not None:
                 inputs[slot.name] = source
+            elif not slot.widget:
+                inputs.pop(slot.name, None)
         kind = node.kind if named else f"{node.kind} of the workflow"
         return {"class_type": kind, "inputs": inputs}
 
@@ -320,6 +330,8 @@ class _Scope:
         onward = self.onward(link)
         if onward is not None:
             scope, further = onward
+            if further is None and link.origin == _OUTER_INPUTS and self.outer:
+                return self.outer[1].promoted(link.slot)
             return scope.source(further, seen + 1)
         node = self.nodes.get(link.origin, _NO_NODE)
         if node.mode == _MUTED:

@@ -8,8 +8,10 @@ from sdopt.apps.foresight.names import (
     cards_named,
     generation_assumed,
     nearest_cards,
+    of_other_memory,
     other_forms,
     other_memory_kind,
+    parsed_name,
     remarks_on_name,
     sold_memory,
     why_out_of_scope,
@@ -95,10 +97,19 @@ def why_unknown(name: str) -> str:
         return f"{name}: {why}"
     near = nearest_cards(name, data_sheets())
     meant = f"; the nearest are {', '.join(near)}" if near else ""
+    changed = "hardware=rtx4090 hardware.sheet.memory_gib=7.6"
+    if option := of_other_memory(name, data_sheets()):
+        gib = _SEEN * (parsed_name(name).memory or 0)
+        changed = f"hardware={option} hardware.sheet.memory_gib={gib:.1f}"
+        meant = f" of this memory; the same card is {option}"
     return (
         f"{name}: no data sheet{meant}. `sdopt run --help` lists all cards; one of your own is a nearest card with "
-        "figures changed, as in hardware=rtx4090 hardware.sheet.memory_gib=7.6"
+        f"figures changed, as in {changed}"
     )
+
+
+_SEEN = 0.98
+"""Share of the memory that a card is sold with which a program sees."""
 
 
 def with_known_card(

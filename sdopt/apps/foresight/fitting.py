@@ -35,7 +35,7 @@ from sdopt.apps.foresight.published import (
     read_figures,
     upcasts_vae,
 )
-from sdopt.apps.foresight.software import SCORES, Software
+from sdopt.apps.foresight.software import SCORES, TRANSFORMERS, Software
 from sdopt.config.groups import data_sheets
 from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.pipelines.families import family_of_folder
@@ -59,7 +59,10 @@ Z80 = 1.2816
 """Half-width of a normal distribution's 80 % interval, in standard deviations."""
 
 _FEW = 2
-"""Devices of which a class must be for half of what they tell of its width to count."""
+"""Devices or publishers of which a class must be for half of what they tell of its width to count."""
+
+_OF_BLOCKS = (TRANSFORMERS, "blocks_eager", "blocks_compiled")
+"""Classes of the software of transformers."""
 
 ALL, NEW, UNCOMMON = "all", "new ", "uncommon family"
 
@@ -144,6 +147,7 @@ class _Row(NamedTuple):
 
     by: str
     card: str
+    publisher: str
     classes: tuple[str, ...]
     """What the width of its interval goes by; see `labels`."""
     share: float
@@ -260,15 +264,16 @@ class Data:
                 share = 1.0
                 if not seen or software.is_transformer:
                     share = counts[figure.publisher] ** -0.5
-                rows.append(_Row(by, figure.card, classes, share))
+                rows.append(_Row(by, figure.card, figure.publisher, classes, share))
         return rows
 
     def _widths(self, found: Coefficients) -> dict[str, float]:
         """Returns by how much each class changes the half-width (log), so that intervals hold `LEVEL` of the errors.
 
-        Each class gets what the others leave it, shrunk where it is of few devices. What is extrapolated has the errors
-        of generations left out whole besides, and new publishers have those of publishers left out with the chip. There
-        each publisher counts by the root of its figures, since a user is none of those with many.
+        Each class gets what the others leave it, shrunk where it is of few devices, and the software of transformers
+        where it is of few publishers. What is extrapolated has the errors of generations left out whole besides, and
+        new publishers have those of publishers left out with the chip. There each publisher counts by the root of its
+        figures, since a user is none of those with many.
         """
         rows = self._rows(found)
         shares = np.array([row.share for row in rows])
@@ -282,8 +287,8 @@ class Data:
             sources = _sources_of(name)
             member = np.array([name in row.classes for row in rows])
             told = member & np.array([row.by in sources for row in rows])
-            devices = {rows[number].card for number in np.flatnonzero(told)}
-            shrunk = len(devices) / (len(devices) + _FEW)
+            tellers = _tellers(name, [rows[n] for n in np.flatnonzero(told)])
+            shrunk = tellers / (tellers + _FEW)
             if name == UNCOMMON:
                 shrunk = 1.0
             chosen[name] = member, told, shrunk
@@ -300,6 +305,16 @@ class Data:
                 total[member] += left - widths[name]
                 widths[name] = left
         return widths
+
+
+def _tellers(name: str, rows: Sequence[_Row]) -> int:
+    """Returns of how many devices a class is; of the software of transformers, of how many publishers.
+
+    Their figures are of five cards, and differ by hosts and versions, which are the publishers'.
+    """
+    if name in _OF_BLOCKS:
+        return len({row.publisher for row in rows})
+    return len({row.card for row in rows})
 
 
 def _sources_of(name: str) -> tuple[str, ...]:

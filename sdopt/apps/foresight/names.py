@@ -73,12 +73,16 @@ _CLOUDS = {
     r"nc\d*adi?s h100": "h100_nvl",
     r"p5en?|a3 ultragpu|nd\d*isr h200": "h200",
     "a4 highgpu|p6 b200": "b200",
+    r"nc\d+\w* xl rtxpro6000\w*": "rtx_pro_6000_server",
     r"nv(?:36|72)\w* a10": "a10",
 }
 """Machines of clouds (AWS, GCP, Azure), by how their names begin, and the card that they have."""
 
 _RENTED = r"(?:(?:aws|amazon|ec2|sagemaker|ml\.?|gcp|google|azure|standard) ?)*(?:{})(?:[.]|$| (?!.*[rg]tx))"
 """Where a machine's name may stand: laptops have a G5 in theirs, too, and name a card."""
+
+_TIMES = r"(?<=[a-z]\d|\d\d|\ds|\dg)x[1-8]\b"
+"""How a cloud says at the end of a name how many cards a machine has: `l40sx4`."""
 
 _SHARE = re.compile(
     r"\bmig\b|\b\dg\.\d+gb|-\d{1,2}[abcq]\b|(?<![a-z0-9])nv(?:6|12|18)[a-z]\w*?[ _]a10|"
@@ -134,6 +138,7 @@ def parsed_name(text: str) -> CardName:
     name = re.sub(r"[^a-z0-9.]+", " ", bracketed[1] if bracketed else name)
     name = _LAPTOPS.sub(" laptop ", name)
     name = re.sub(r"\b\d{1,2}x ?(?=[a-z]+ ?\d)", "", name)  # 8xH100
+    name = re.sub(rf"{_TIMES}|\b(?:dual|two|quad|four|eight) ", " ", name)
     name = re.sub(r"(?<=[a-z])(?=\d{3,4}(?!\d| ?gb))", " ", name)  # rtx4060
     name = re.sub(r"(\d{3,4} ?ti)(?=super\b|s\b)", r"\1 ", name)  # 4070tisuper, 4070tis
     name = re.sub(r"(\d{3,4} ?ti)(\d{1,3})(?: ?gb?)?\b", r"\1 \2gb", name)  # 4060ti16g
@@ -220,6 +225,17 @@ def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
     if asked.memory is not None:
         same = [option for option in same if has_memory(sheets[option], asked.memory)]
     return same
+
+
+def of_other_memory(text: str, sheets: Mapping[str, Sheet]) -> str:
+    """Returns the card of a name that says a memory, as it is sold with another one; "" without one."""
+    asked = parsed_name(text)
+    if asked.memory is None:
+        return ""
+    for option, sheet in sheets.items():
+        if any(_is_meant(asked, name) for name in names_of(option, sheet)):
+            return option
+    return ""
 
 
 def _spaced(text: str) -> str:
@@ -348,7 +364,7 @@ def other_memory_kind(option: str, sheet: Sheet) -> str:
 
 _SEVERAL = re.compile(
     r"\b(?:[2-9]|1\d) ?x ?(?=nvidia|geforce|tesla|amd|radeon|[rg]tx|rx|(?:mi|[abhlptv]) ?\d|\d{4})|\bx ?[2-9]\b"
-    r"|\b(?:two|dual|four|quad|eight|nvlink|sli)\b"
+    rf"|\b(?:two|dual|four|quad|eight|nvlink|sli)\b|{_TIMES.replace('[1-8]', '[2-8]')}"
 )
 
 _OUTSIDE = re.compile(r"\be ?gpu\b|\bexternal\b|\bthunderbolt\b|\busb ?4\b|\boculink\b")

@@ -97,6 +97,20 @@ def hidden(text: str, signature: str) -> Write:
     return write
 
 
+def packed(parameters: str) -> Write:
+    """Writes a WebP with XMP as stable-diffusion.cpp does."""
+    packet = (
+        '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><rdf:Description><sdcpp:parameters>'
+        f"{html.escape(parameters)}</sdcpp:parameters></rdf:Description></rdf:RDF></x:xmpmeta>"
+    )
+
+    def write(folder: Path) -> Path:
+        Image.new("RGB", (16, 16)).save(folder / "a.webp", xmp=packet.encode())
+        return folder / "a.webp"
+
+    return write
+
+
 def xmp(comment: dict[str, Any]) -> Write:
     """Writes a PNG with XMP as Draw Things does."""
     escaped = json.dumps(comment).replace("&", "&amp;").replace('"', "&quot;")
@@ -165,6 +179,16 @@ ADVANCED = {
     ),
     "12": node("VAEDecode", samples=["11", 0], vae=["1", 2]),
 }
+
+# A few-step model, whose negative prompt is the other one without what it says.
+EMPTIED = {
+    "1": node("UNETLoader", unet_name="z_image_turbo.safetensors"),
+    "4": node("CLIPTextEncode", text="a harbour", clip=["9", 0]),
+    "5": node("ConditioningZeroOut", conditioning=["4", 0]),
+    "7": node(
+        "KSampler", seed=42, steps=9, cfg=1, model=["1", 0], positive=["4", 0], negative=["5", 0]
+    ),
+}  # fmt: skip
 
 # Two samplers in a row, of which the second one refines what the first one began.
 IN_A_ROW = {
@@ -348,6 +372,19 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
         ("ein Hafen in Köln", "", 42),
         {"steps": "20", "guidance scale": "7", "distilled guidance": "3.5", "size": "64×64", "model": "m"},
     ),
+    "stable-diffusion.cpp, its WebP": (
+        packed("a <harbour>\nNegative prompt: fog\nSteps: 20, CFG scale: 7.0, Seed: 42, Size: 64x64, Sampler: euler, "
+               'Version: stable-diffusion.cpp, SDCPP: {"prompt":{"positive":"a harbour\\nSteps: 9, Seed: 7"}}'),
+        "stable-diffusion.cpp",
+        ("a <harbour>", "fog", 42),
+        {"steps": "20", "guidance scale": "7", "size": "64×64", "sampler": "euler"},
+    ),
+    "iris": (
+        chunks({"flux:seed": "42", "flux:model": "FLUX.2-klein-4B", "Software": "flux"}),
+        "iris",
+        (None, "", 42),
+        {"model": "flux.2-klein-4b"},
+    ),
     "Forge": (
         chunks({"parameters": "a harbour\nSteps: 20, Sampler: Euler, Schedule type: Simple, CFG scale: 1, Seed: 42, "
                               "Size: 64x64, Version: f2.0.1v1.10.1"}),
@@ -368,6 +405,12 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
         "ComfyUI",
         PLAIN,
         OF_ADVANCED,
+    ),
+    "ComfyUI, without a negative prompt": (
+        chunks({"prompt": json.dumps(EMPTIED)}),
+        "ComfyUI",
+        ("a harbour", "", 42),
+        {"steps": "9", "guidance scale": "1", "model": "z_image_turbo"},
     ),
     "ComfyUI, in a row, WebP": (
         commented(f"prompt:{json.dumps(IN_A_ROW)}", ".webp", 0x0110, inner=False),

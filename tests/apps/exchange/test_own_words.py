@@ -116,6 +116,32 @@ def mflux(**more: Any) -> Chunks:
     return {"Comment": json.dumps(values | more)}
 
 
+def cpp(commit: str = "228c707", **whole: Any) -> Chunks:
+    """Returns the line of stable-diffusion.cpp with the JSON that it ends with."""
+    values = {
+        "schema": "sdcpp.image.params/v1",
+        "generator": {"name": "stable-diffusion.cpp", "commit": commit},
+        "seed": 42,
+        "strength": 0.75,
+        "clip_skip": -1,
+        "sampling": {"steps": 30, "flow_shift": None, "scheduler": "discrete"},
+        "models": {"clip_l": "clip_l.gguf", "t5xxl": "t5.gguf"},
+    }
+    line = (
+        "TE: clip_l.gguf, TE: t5.gguf, Version: stable-diffusion.cpp, SDCPP: "
+        + json.dumps(values | whole)
+    )
+    return web_ui(line, sampler="euler")
+
+
+def shifted(shift: float) -> dict[str, Any]:
+    return {"steps": 30, "flow_shift": shift, "guidance": {"txt_cfg": 7}}
+
+
+def saved_as_web_ui(**parts: Any) -> Chunks:
+    return {**comfy(**parts), **web_ui("Version: ComfyUI")}
+
+
 def unknown_sampler(kind: str, loader: str = "a", **values: Any) -> Chunks:
     """Returns a graph whose sampler has neither prompts nor parts that are known."""
     graph = {
@@ -537,6 +563,31 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         comfy(guide=nunchaku_lora(0.3)),
         "LoRA ships:0.3 (baseline ships:0.8)",
     ),
+    "ComfyUI, saved as A1111 does, a weaker LoRA": (
+        saved_as_web_ui(guide=nunchaku_lora(0.8)),
+        saved_as_web_ui(guide=nunchaku_lora(0.3)),
+        "LoRA ships:0.3 (baseline ships:0.8)",
+    ),
+    "ComfyUI, saved as A1111 does, FLUX's guidance": (
+        saved_as_web_ui(text=flux(3.5)),
+        saved_as_web_ui(text=flux(2)),
+        "distilled guidance 2 (baseline 3.5)",
+    ),
+    "stable-diffusion.cpp, a LoRA that is no tag": (
+        cpp(loras=[{"name": "ships.safetensors", "multiplier": 0.8}]),
+        cpp(loras=[{"name": "ships.safetensors", "multiplier": 0.3}]),
+        "LoRA ships:0.3 (baseline ships:0.8)",
+    ),
+    "stable-diffusion.cpp, a shift": (
+        cpp(sampling=shifted(3)),
+        cpp(sampling=shifted(1)),
+        "shift 1 (baseline 3)",
+    ),
+    "stable-diffusion.cpp, the second of its text encoders": (
+        cpp(models={"clip_l": "clip_l.gguf", "t5xxl": "t5.gguf"}),
+        cpp(models={"clip_l": "clip_l.gguf", "t5xxl": "t5_q4.gguf"}),
+        "t5xxl t5_q4.gguf (baseline t5.gguf)",
+    ),
     "InvokeAI 2": (invokeai_2(50), invokeai_2(30), "steps 30 (baseline 50)"),
     "InvokeAI 1, a variation": (dream(), dream("-V 7:0.2"), "V 7:0.2 (baseline none)"),
     "InvokeAI 1, tiles": (dream(), dream("--seamless"), "-seamless on (baseline"),
@@ -564,6 +615,36 @@ def test_one_thing_apart_is_said(tmp_path: Path, situation: str) -> None:
     assert words[0].startswith(said)
     again, _ = pictures(tmp_path, *both)
     assert other_settings(first, again) == []
+
+
+def of_invokeai(steps: int, style: str = "oil") -> Chunks:
+    """Returns the graph of a workflow of InvokeAI, whose seed is drawn by another node."""
+    nodes = {
+        "n": {"type": "noise", "id": "n", "seed": 0, "width": 64, "is_intermediate": True},
+        "c": {"type": "compel", "id": "c", "prompt": style},
+        "d": {"type": "denoise_latents", "id": "d", "steps": steps, "scheduler": "euler"},
+    }  # fmt: skip
+    ends = {"destination": {"node_id": "n", "field": "seed"}}
+    graph = {"id": style, "nodes": nodes, "edges": [ends]}
+    return {"invokeai_graph": json.dumps(graph)}
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (of_invokeai(20), ["steps 20 (baseline 30)"]),
+        (
+            of_invokeai(30, "ink"),
+            ['compel {"prompt": "ink"} (baseline {"prompt": "oil"})'],
+        ),
+    ],
+)
+def test_a_workflow_of_invokeai_is_compared(
+    tmp_path: Path, other: Chunks, said: list[str]
+) -> None:
+    first, second = pictures(tmp_path, of_invokeai(30), other)
+    assert first[0].seed is None, "another node draws it, and 0 stands there"
+    assert other_settings(first, second) == said
 
 
 def test_a_guider_without_a_scale_does_not_guide(tmp_path: Path) -> None:
@@ -756,6 +837,19 @@ def test_a_sampler_that_nobody_knows_is_compared(
             comfy(),
             comfy(guide=node("PathchSageAttentionKJ", mode="auto", model=["1", 0])),
         ),
+        (
+            comfy(),
+            comfy(
+                guide=node(
+                    "ModelPatchTorchSettings",
+                    enable_fp16_accumulation=True,
+                    model=["1", 0],
+                )
+            ),
+        ),
+        (cpp(), cpp(cache={"mode": "easycache"}, vae_tiling={"enabled": True})),
+        (web_ui("ToMe: 0.5, App: SD.Next"), web_ui("App: SD.Next")),
+        (swarm(vaetilesize=512), swarm()),
         (comfy(), comfy(prefix="b")),
         (saved_as("run a"), saved_as("run b")),
         (script(score=0.5, path="a"), script(score=0.7, path="b")),
@@ -793,7 +887,9 @@ def test_a_sampler_that_nobody_knows_is_compared(
         ),
         "an extension's version",
         *("two programs", "dates", "times of mflux", "ComfyUI, a compiler"),
-        *("ComfyUI, another attention", "ComfyUI, what does not make the image"),
+        *("ComfyUI, another attention", "ComfyUI, sums in half precision"),
+        *("stable-diffusion.cpp, a cache", "tokens of SD.Next", "tiles of SwarmUI"),
+        "ComfyUI, what does not make the image",
         "ComfyUI, a file's name from a node",
         "a script's scores and paths",
         *("a weight that is named", "a VAE in a program that names it otherwise"),

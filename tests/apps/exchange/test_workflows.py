@@ -118,6 +118,20 @@ def of_steps_from_elsewhere(steps: int) -> Node:
     return {"nodes": [*content["nodes"], *further], "links": [*LINKS, *links]}
 
 
+def with_steps_at_it(*values: int, own: int = 30) -> Node:
+    """Returns the same, whose steps stand at the subgraph in place of a link; its sampler has others of its own."""
+    content = within_a_subgraph()
+    [inner] = content["definitions"]["subgraphs"]
+    shown = {"name": "steps", "type": "INT", "widget": {"name": "steps"}}
+    inner["nodes"][1] = sampled(steps=own)
+    inner["nodes"][1]["inputs"].append({**shown, "link": 20})
+    link = {"id": 20, "origin_id": -10, "origin_slot": 4}
+    inner["links"].append({**link, "target_id": 5, "target_slot": 4})
+    content["nodes"][-1]["inputs"].append({**shown, "link": None})
+    content["nodes"][-1]["widgets_values"] = list(values)
+    return content
+
+
 def by_names() -> Node:
     """Returns the same, whose guide takes the model from a node that goes on from a named link."""
     content = workflow()
@@ -150,7 +164,14 @@ SETTINGS = {
 
 @pytest.mark.parametrize(
     "content",
-    [workflow(), within_a_subgraph(), of_steps_from_elsewhere(30), by_names()],
+    [
+        workflow(),
+        within_a_subgraph(),
+        with_steps_at_it(30, own=99),
+        with_steps_at_it(),
+        of_steps_from_elsewhere(30),
+        by_names(),
+    ],
 )
 def test_settings_stand_in_it(tmp_path: Path, content: Node) -> None:
     said = origin(tmp_path, content)

@@ -8,6 +8,8 @@ import pytest
 from sdopt.apps.foresight.fitting import (
     EXTRAPOLATED,
     KNOWN,
+    _Row,
+    _tellers,
     half_width,
     labels,
     state_of,
@@ -108,6 +110,14 @@ def test_a_new_generation_is_extrapolated_with_a_wider_interval() -> None:
         for state in (KNOWN, EXTRAPOLATED)
     )
     assert 0.1 < known < wide < 1
+
+
+def test_software_of_transformers_is_known_by_its_publishers_and_all_else_by_its_cards() -> (
+    None
+):
+    classes = ("transformers", "known")
+    rows = [_Row("chip", "h100", name, classes, 1.0) for name in ("one", "other")]
+    assert [_tellers(name, rows) for name in classes] == [2, 1]
 
 
 def test_intervals_are_wider_for_a_new_publisher_and_for_a_pytorch_of_which_there_are_no_figures() -> (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdopt.apps.foresight.cards import asked_for
+from sdopt.apps.foresight.cards import asked_for, why_unknown
 from sdopt.apps.foresight.names import (
     cards_named,
     nearest_cards,
@@ -153,6 +153,12 @@ MEANT = {
     "Standard_ND96amsr_A100_v4": ["a100_80"],
     "Standard_NC40ads_H100_v5": ["h100_nvl"],
     "Standard_ND96isr_H200_v5": ["h200"],
+    "Standard_NC128lds_xl_RTXPRO6000BSE_v6": ["rtx_pro_6000_server"],
+    "dual 4090": ["rtx4090"],
+    "nvidia-l4x1": ["l4"],
+    "l40sx4": ["l40s"],
+    "a10gx2": ["a10g"],
+    "RX 7900 XTX": ["rx7900_xtx"],
     "4070 TiS": ["rtx4070_ti_super"],
     "RTX4060Laptop": ["rtx4060_laptop"],
     "RTX 3090 (eGPU)": ["rtx3090"],
@@ -217,6 +223,8 @@ def test_a_number_of_several_generations_is_said(name: str, told: bool) -> None:
         ("RTX 3090 NVLink", "one card"),
         ("Kaggle T4 x2", "one card"),
         ("8xH100", "one card"),
+        ("l40sx4", "one card"),
+        ("l4x1", ""),
         ("RTX 3090 eGPU", "pcie_gb_s=3"),
         ("1x RTX 4090", ""),
         ("g5.2xlarge", ""),
@@ -243,6 +251,18 @@ def test_no_card_of_another_memory_is_near() -> None:
         for card in nearest_cards("rtx4060_ti_12gb", SHEETS)
     )
     assert nearest_cards("banana", SHEETS) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("RTX 4090 48GB", "hardware=rtx4090 hardware.sheet.memory_gib=47.0"),
+        ("RTX 2080 Ti 22GB", "hardware=rtx2080_ti hardware.sheet.memory_gib=21.6"),
+        ("RTX 5070 Super 18GB", "hardware=rtx4090 hardware.sheet.memory_gib=7.6"),
+    ],
+)
+def test_a_card_with_more_memory_is_the_same_card(name: str, changed: str) -> None:
+    assert why_unknown(name).endswith(f"as in {changed}")
 
 
 def test_each_sheet_is_meant_by_its_own_names() -> None:

@@ -44,7 +44,7 @@ from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.paths import CONF
 from sdopt.errors import UsageError
-from sdopt.forecast import Expected
+from sdopt.forecast import Expected, foreseen
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import describe_cpu
@@ -726,6 +726,16 @@ def test_what_was_foretold_is_kept_until_something_that_it_depends_on_changes(
     measure_rates(cpu.CpuRates(2e10, 2e10, 2e10, 2e10, 2e9, 2e5))
     assert foretell().seconds < 0.75 * first.seconds
     assert len(asked) == 3
+
+
+def test_what_a_processor_has_no_memory_for_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    too_large = Expected("baseline", Shape(64, 1), math.nan, "", fits=False)
+    monkeypatch.setattr("sdopt.forecast.expected", lambda *_: [too_large])
+    machine = Machine(Device("cpu"), describe_cpu(), False, False)
+    told = foreseen([], machine, multiprocessing.get_context("spawn"))
+    assert told == (None, [], {"baseline"})
 
 
 def test_rates_of_this_machine_are_kept_and_the_highest_count(
