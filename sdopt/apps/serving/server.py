@@ -46,7 +46,7 @@ async def serve(
 ) -> None:
     """Serves a variant until `use` returns, or until SIGTERM or Ctrl-C; then ends what is drawn, and returns.
 
-    `use` is called once when requests are taken; where the server ends before it returns, it is cancelled.
+    `use` is called once when requests are taken; where the server is told to end before it returns, it is cancelled.
 
     Raises:
         UnavailableError: the worker cannot be started, or an option has no effect in it.
@@ -77,6 +77,7 @@ async def serve(
     )
     drawing.add_done_callback(lambda _: server.end())
     using.add_done_callback(leave)
+    server.use = using
     try:
         await server.serve(sockets=[listening])
         await drawing
@@ -106,6 +107,8 @@ class _Server(uvicorn.Server):
         self._batcher, self._loop = batcher, asyncio.get_running_loop()
         self.told = False
         """Whether it was told to end."""
+        self.use: asyncio.Future[None] = self._loop.create_future()
+        """What is cancelled then."""
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -125,6 +128,7 @@ class _Server(uvicorn.Server):
         """Ends when the call that runs has ended."""
         if not self.told:
             self.told = True
+            self.use.cancel()
             self._draining = self._loop.create_task(self._drained())
 
     async def _drained(self) -> None:
