@@ -1,9 +1,11 @@
 """Runs a server until it is told to end."""
 
 import asyncio
+import signal
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import uvicorn
@@ -13,7 +15,7 @@ from sdopt.apps.serving.batcher import Batcher
 from sdopt.apps.serving.config import Serving
 from sdopt.apps.serving.engine import Engine
 from sdopt.apps.serving.http import Interface
-from sdopt.errors import UnavailableError, UsageError
+from sdopt.errors import ENDINGS, UnavailableError, UsageError
 from sdopt.hardware.device import Device
 from sdopt.worker.protocol import WorkerError
 
@@ -109,6 +111,22 @@ class _Server(uvicorn.Server):
         """Whether it was told to end."""
         self.use: asyncio.Future[None] = self._loop.create_future()
         """What is cancelled then."""
+
+    @override
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        before = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDINGS:
+                # As nohup leaves that of a terminal which is closed.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    before[number] = signal.signal(number, self.handle_exit)
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
