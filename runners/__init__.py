@@ -62,6 +62,8 @@ class Arguments(argparse.ArgumentParser):
         self._flags += [name for name in args if name.startswith("--")]
         if kwargs.get("nargs") == "*" and not args[0].startswith("-"):
             kwargs.setdefault("default", [])  # else argparse calls it required
+        if kwargs.get("type") is Path:
+            kwargs["type"] = _path
         return super().add_argument(*args, **kwargs)
 
     def format_help(self) -> str:
@@ -119,6 +121,11 @@ class Arguments(argparse.ArgumentParser):
             metavar="FOLDER",
             help="a folder with groups of your own",
         )
+
+
+def _path(text: str) -> Path:
+    """Returns a path: shells leave `--output=~/mine` as it is, which would be a folder named ~."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 (Path's own fails for a user without a home)
 
 
 class _Once(argparse.Action):

@@ -155,7 +155,7 @@ class FirstBlockByBranch(WatchedBlocks):
         output = block.forward(*given.args, **given.others)
         after = self.hidden_of(block, output)
         if block.place == "first":
-            self._decide(after - hidden)
+            self._decide(_without_filling(after - hidden, given))
             self._after_first = (after, output)
         elif block.place == "last" and self._on:
             output = self._keep(block, output, after)
@@ -204,6 +204,19 @@ class FirstBlockByBranch(WatchedBlocks):
             part for part in output if isinstance(part, Tensor) and part is not hidden
         ]
         return torch.cat([*others, hidden], dim=1)
+
+
+def _without_filling(added: Tensor, given: Given) -> Tensor:
+    """Returns what a block adds, with zeros for what fills up the shorter sequences of a batch.
+
+    Blocks of joined image and text get a mask of the tokens as their second argument if sequences differ in length. An
+    image would else decide by the prompts beside its own.
+    """
+    mask = given.args[1] if len(given.args) > 1 else None
+    is_mask = isinstance(mask, Tensor) and mask.dtype == torch.bool
+    if is_mask and mask.shape == added.shape[:2]:
+        return added.masked_fill(~mask[..., None], 0)
+    return added
 
 
 def _mean_size(tensor: Tensor) -> Tensor:

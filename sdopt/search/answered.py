@@ -105,7 +105,7 @@ def answered_before(overrides: Sequence[str], config_dir: Path | None) -> Path |
     defaults = yaml.safe_load((CONF / "search.yaml").read_text(encoding="utf-8"))[
         "search"
     ]
-    folder = Path(asked.get("search.folder", defaults["folder"]))
+    folder = Path(asked.get("search.folder", defaults["folder"])).expanduser()
     try:
         budget_s = float(asked.get("search.budget_s", defaults["budget_s"]))
         trials = (

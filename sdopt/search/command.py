@@ -169,7 +169,8 @@ def begun(
     if not prepared.machine.device.is_cuda and (busy := busy_with_other_work()):
         say(f"{busy}: calls take longer here, and their times differ more")
     folder = _folder_of(
-        Path(config.folder) / f"{config.title}-{_identity(prepared)}", again
+        Path(config.folder).expanduser() / f"{config.title}-{_identity(prepared)}",
+        again,
     )
     folder.mkdir(parents=True, exist_ok=True)
     name = folder.name

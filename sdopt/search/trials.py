@@ -51,10 +51,11 @@ class Trials:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
-        if config.storage.startswith("sqlite:///"):
-            Path(config.storage.removeprefix("sqlite:///")).absolute().parent.mkdir(
-                parents=True, exist_ok=True
-            )
+        storage = config.storage
+        if storage.startswith("sqlite:///"):
+            file = Path(storage.removeprefix("sqlite:///")).expanduser()
+            file.absolute().parent.mkdir(parents=True, exist_ok=True)
+            storage = f"sqlite:///{file}"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -66,7 +67,7 @@ class Trials:
                     n_startup_trials=5,
                 )
             study = optuna.create_study(
-                storage=config.storage,
+                storage=storage,
                 study_name=name,
                 load_if_exists=True,
                 directions=["minimize"] * len(config.objectives),

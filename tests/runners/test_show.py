@@ -205,3 +205,13 @@ def test_what_may_be_left_out_is_not_called_required(
         parser.parsed([])
     assert capsys.readouterr().err.endswith("are required: run\n")
     assert parser.parsed(["a"]).overrides == []
+
+
+def test_a_path_may_begin_in_the_home_of_its_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Shells leave the ~ within a word as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parser = Arguments(prog="it")
+    parser.add_argument("--output", type=Path)
+    assert parser.parsed(["--output=~/mine"]).output == tmp_path / "mine"

@@ -373,13 +373,17 @@ class TestTrials:
         )
 
     def test_a_storage_that_cannot_be_opened_is_named(
-        self, composer: HydraComposer, tmp_path: Path
+        self,
+        composer: HydraComposer,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
         (tmp_path / "file").write_text(
             "no database, but text that is long enough to be read as one" * 100
         )
         config = search_config(
-            ["search.groups=[layout]", f"search.storage=sqlite:///{tmp_path}/file"]
+            ["search.groups=[layout]", "search.storage='sqlite:///~/file'"]
         )
         with pytest.raises(UsageError, match=r"search\.storage=sqlite"):
             Trials.open("some", Space.of(config, composer, CPU), config)

@@ -93,7 +93,7 @@ def run(
     """
     load, policies, others = load_config(argv, config_dir)
     began = f"{datetime.now().astimezone():%Y-%m-%d_%H-%M-%S-%f}"
-    folder = Path(load.folder) / load.title / began
+    folder = Path(load.folder).expanduser() / load.title / began
     record = LoadRecord(
         load.title, [], began, command_line("load-test", *argv), load.requests, load.attainment, load.limit_s or 0.0,
         load.arrivals, None, early_stopping=load.early_stopping,

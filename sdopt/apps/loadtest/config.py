@@ -1,6 +1,5 @@
 """The typed configuration of `sdopt load-test`; `conf/load_test.yaml` holds its values."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from sdopt.config.overrides import group_of, key_of
 from sdopt.config.own import own_config
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
-from sdopt.record.choices import quoted
+from sdopt.record.choices import quoted, written_value
 from sdopt.schema import Configured, Fraction, PositiveShare, Seed, wrong_name
 
 _PROMPTS = ("workload.prompts", "workload.prompt_column", "workload.prompt_count")
@@ -122,7 +121,7 @@ def load_config(
     found = own_config(
         "load-test",
         LoadCommand,
-        [f"load.{key}={json.dumps(preset[key])}" for key in preset] + own,
+        [f"load.{key}={written_value(preset[key])}" for key in preset] + own,
     )
     load = found.load
     problems += _wrong(load)

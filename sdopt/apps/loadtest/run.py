@@ -8,6 +8,7 @@ import subprocess
 import time
 import timeit
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -60,6 +61,9 @@ _UNKNOWN = (400, 422)
 _LIMITS = 3.0
 """The limit, in single calls of the baseline, where nobody names one."""
 
+_INTERRUPTED = "interrupted"
+"""Why a row is not measured to the end that a signal broke off."""
+
 
 @dataclass
 class ServedRow:
@@ -87,6 +91,8 @@ class LoadTest:
         self._load, self._record, self._device, self._say = load, record, device, say
         self._random = np.random.default_rng(load.seed)
         self._generator: subprocess.Popen[str] | None = None
+        self._ended = False
+        """Whether a signal has ended the server of a row, which then gets no further requests."""
         self._next_seed = load.seed
         self._digests: set[int] = set()
         """Checksums of the images of a server that is only known by its address."""
@@ -119,6 +125,9 @@ class LoadTest:
                     self._say(f"{row.name}: {row.reason}")
                     if candidate is candidates[0] and not row.replicates:
                         raise
+                except KeyboardInterrupt:
+                    row.reason = _INTERRUPTED
+                    raise
 
     def run_url(self, row: LoadRow, target: Target, prompts: Sequence[str]) -> None:
         """Measures a server that is only known by its address. Raises UnavailableError if it gives no image."""
@@ -141,8 +150,12 @@ class LoadTest:
                     self._require_image("a last request", row, target, prompts)
             except UnavailableError as error:
                 row.reason = str(error)
-            if windows:
-                row.replicates.append(Replicate(replicate, windows, []))
+            except KeyboardInterrupt:
+                row.reason = _INTERRUPTED
+                raise
+            finally:
+                if windows:
+                    row.replicates.append(Replicate(replicate, windows, []))
             if row.reason:
                 break
         if not row.replicates:
@@ -154,29 +167,45 @@ class LoadTest:
         listening = listen(candidate.serving)
         target = Target(f"http://127.0.0.1:{listening.getsockname()[1]}{PATH}")
         engine = Engine(candidate.variant, candidate.serving, candidate.start)
-        found: list[Replicate] = []
+        replicate = Replicate(number, [], [])
+        whole = False
 
         async def send() -> None:
+            nonlocal whole
             try:
-                found.append(
-                    await asyncio.to_thread(
-                        self._replicate, candidate, engine, target, number
-                    )
+                await asyncio.to_thread(
+                    self._replicate, candidate, engine, target, replicate
                 )
+                whole = True
             except asyncio.CancelledError:
-                if self._generator is not None:
-                    self._generator.kill()
+                self._end()
                 raise
 
-        await serve(engine, candidate.serving, self._device, listening, send)
-        if not found:  # a signal ended the server
+        try:
+            await serve(engine, candidate.serving, self._device, listening, send)
+        finally:
+            if replicate.windows:
+                # What a thread still sends to a server that has ended is no window.
+                candidate.row.replicates.append(deepcopy(replicate))
+        if not whole:  # a signal ended the server
             raise KeyboardInterrupt
-        candidate.row.replicates += found
+
+    def _end(self) -> None:
+        """Sends nothing more."""
+        self._ended = True
+        if self._generator is not None:
+            self._generator.kill()
+
+    def _note(self, generator: "subprocess.Popen[str]") -> None:
+        self._generator = generator
+        if self._ended:
+            generator.kill()
 
     def _replicate(
-        self, candidate: ServedRow, engine: Engine, target: Target, number: int
-    ) -> Replicate:
-        row, variant = candidate.row, candidate.variant
+        self, candidate: ServedRow, engine: Engine, target: Target, replicate: Replicate
+    ) -> None:
+        """Sends a row all windows of a replicate, which has those that came where a later one cannot be sent."""
+        row, variant, number = candidate.row, candidate.variant, replicate.number
         service_s = calibrated(engine)
         if not row.service_s:
             row.service_s, row.columns = service_s, columns_of(variant, service_s)
@@ -206,30 +235,24 @@ class LoadTest:
                 self._load.rates
                 or [float(f"{share * most:.4g}") for share in self._load.ladder]
             )
-        windows = [
-            self._window(target, rate, variant.prompts, number, row, engine.pid)
-            for rate in self._shuffled(row.rates)
-        ]
-        if self._load.rates is None:
-            send = partial(
-                self._window,
-                target,
-                prompts=variant.prompts,
-                replicate=number,
-                row=row,
-                worker=engine.pid,
+
+        def send(rate: float) -> Window:
+            window = self._window(
+                target, rate, variant.prompts, number, row, engine.pid
             )
-            windows += bracketing(windows, self._record.wanted, send, slowest)
-        predicted = []
-        for window in windows:
             percentiles = np.quantile(
-                latencies(window.rate), [0.5, 0.95, 0.99], method="higher"
+                latencies(rate), [0.5, 0.95, 0.99], method="higher"
             )
-            predicted.append(
-                Predicted(window.rate, attained(window.rate), *map(float, percentiles))
+            replicate.predicted.append(
+                Predicted(rate, attained(rate), *map(float, percentiles))
             )
-        row.memory_gib = engine.held_gib
-        return Replicate(number, windows, predicted)
+            replicate.windows.append(window)
+            row.memory_gib = engine.held_gib
+            return window
+
+        windows = [send(rate) for rate in self._shuffled(row.rates)]
+        if self._load.rates is None:
+            bracketing(windows, self._record.wanted, send, slowest)
 
     def _window(
         self,
@@ -252,7 +275,7 @@ class LoadTest:
             self._record.limit_s,
             self._arrivals(replicate, rate),
         )
-        note, tried, lags_ms = partial(setattr, self, "_generator"), list[Window](), []
+        tried, lags_ms = list[Window](), []
         for _ in range(_ATTEMPTS):
             self._say(
                 f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s"
@@ -270,7 +293,7 @@ class LoadTest:
                 None if worker is None else InterferenceMeter(worker),
             )
             begun_s = sum(os.times()[:4])
-            sent = generate(schedule, note)
+            sent = generate(schedule, self._note)
             self._unfinished = foreign and _some_given_up(sent, timeout_s)
             found = window_of(sent, rate, limit_s, load.lag_ms / 1000, self._digests)
             found = replace(found, why=target.shown(found.why))

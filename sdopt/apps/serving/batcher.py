@@ -317,7 +317,6 @@ class Batcher:
         pause_s = _FIRST_PAUSE_S
         while not self._draining.is_set():
             self._set_state("restarting")
-            self.meters.restarts.inc()
             try:
                 await self._in_thread(self.engine.start)
             except (WorkerError, OSError) as error:
@@ -331,6 +330,7 @@ class Batcher:
                     await asyncio.wait_for(self._draining.wait(), pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
+                self.meters.restarts.inc()
                 if not self._draining.is_set():
                     self._set_state("ready")
                 return

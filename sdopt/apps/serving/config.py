@@ -65,10 +65,11 @@ class Serving(Configured):
 
     @property
     def policy(self) -> str:
-        """Its name: `single`, `greedy`, or `window` with its length."""
-        if self.window_ms:
-            return f"window of {self.window_ms:g} ms"
-        return "single" if self.max_batch == 1 else "greedy"
+        """Its name: `single`, `greedy`, or `window` with its length; and the most images of a call, where it names them."""
+        if self.max_batch == 1 and not self.window_ms:
+            return "single"
+        name = f"window of {self.window_ms:g} ms" if self.window_ms else "greedy"
+        return f"{name} up to {self.max_batch}" if self.max_batch else name
 
     def largest(self, batch_sizes: Sequence[int]) -> int:
         """Returns how many images one call takes at most."""

@@ -1,9 +1,11 @@
 """Runs a server until it is told to end."""
 
 import asyncio
+import signal
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import threading
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import uvicorn
@@ -13,7 +15,7 @@ from sdopt.apps.serving.batcher import Batcher
 from sdopt.apps.serving.config import Serving
 from sdopt.apps.serving.engine import Engine
 from sdopt.apps.serving.http import Interface
-from sdopt.errors import UnavailableError, UsageError
+from sdopt.errors import ENDINGS, UnavailableError, UsageError
 from sdopt.hardware.device import Device
 from sdopt.worker.protocol import WorkerError
 
@@ -46,7 +48,7 @@ async def serve(
 ) -> None:
     """Serves a variant until `use` returns, or until SIGTERM or Ctrl-C; then ends what is drawn, and returns.
 
-    `use` is called once when requests are taken; where the server ends before it returns, it is cancelled.
+    `use` is called once when requests are taken; where the server is told to end before it returns, it is cancelled.
 
     Raises:
         UnavailableError: the worker cannot be started, or an option has no effect in it.
@@ -77,6 +79,7 @@ async def serve(
     )
     drawing.add_done_callback(lambda _: server.end())
     using.add_done_callback(leave)
+    server.use = using
     try:
         await server.serve(sockets=[listening])
         await drawing
@@ -106,6 +109,24 @@ class _Server(uvicorn.Server):
         self._batcher, self._loop = batcher, asyncio.get_running_loop()
         self.told = False
         """Whether it was told to end."""
+        self.use: asyncio.Future[None] = self._loop.create_future()
+        """What is cancelled then."""
+
+    @override
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        before = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDINGS:
+                # As nohup leaves that of a terminal which is closed.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    before[number] = signal.signal(number, self.handle_exit)
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -125,6 +146,7 @@ class _Server(uvicorn.Server):
         """Ends when the call that runs has ended."""
         if not self.told:
             self.told = True
+            self.use.cancel()
             self._draining = self._loop.create_task(self._drained())
 
     async def _drained(self) -> None:

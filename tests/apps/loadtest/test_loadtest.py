@@ -5,6 +5,8 @@ import json
 import math
 import os
 import re
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,66 @@ class TestTheCommand:
         [row] = json.loads(path.read_text())["rows"]
         assert [len(each["windows"]) for each in row["replicates"]] == [2]
 
+    def test_windows_before_a_signal_are_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[int] = []
+
+        def answered(schedule: SendSchedule, _started: Any = None) -> list[Sent]:
+            asked.append(len(schedule.times_s))
+            if len(asked) == 3:
+                raise KeyboardInterrupt
+            return [Sent(t, t, t + 0.1, 200) for t in schedule.times_s]
+
+        monkeypatch.setattr("sdopt.apps.loadtest.run.generate", answered)
+        words = ["load.rates=[1,2]", "load.limit_s=1", "load.requests=10"]
+        words += ["url=http://h", "tracking=none", "load.folder='~/loads'"]
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        assert sdopt(tmp_path, "load-test", *words).code == 130
+        [path] = (tmp_path / "home").rglob("load.json")
+        [row] = json.loads(path.read_text())["rows"]
+        assert [len(each["windows"]) for each in row["replicates"]] == [1]
+        assert row["reason"] == "interrupted"
+
+    @pytest.mark.parametrize(
+        ("ends", "code", "reason"),
+        [(False, 3, "baseline, single: requests at 4"), (True, 130, "interrupted")],
+    )
+    def test_what_was_measured_of_a_row_is_kept(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        ends: bool,
+        code: int,
+        reason: str,
+    ) -> None:
+        """Where later requests cannot be sent in time, or a signal ends the server."""
+        asked: list[float] = []
+
+        def answered(schedule: SendSchedule, started: Any) -> list[Sent]:
+            asked.append(schedule.times_s[-1])
+            late_s = 0.0 if len(asked) == 1 else 1.0
+            if ends and late_s:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.3)
+                late_s = 0.0  # a window that comes after the signal is none
+            times = schedule.times_s
+            return [Sent(t, t + late_s, t + 0.1 + late_s, 200) for t in times]
+
+        monkeypatch.setattr("sdopt.apps.loadtest.run.generate", answered)
+        words = ["serving=single", "load.rates=[40,41]", "load.replicates=1"]
+        words += ["load.requests=12", "load.limit_s=5", "load.interference=null"]
+        found = load_test(tmp_path, *words, fakes=Fakes())
+        assert found.code == code, found.shown
+        assert len(asked) == (2 if ends else 4), "each window is sent thrice at most"
+        [path] = (tmp_path / "outputs" / "load" / "load").glob("*/load.json")
+        [row, *_] = json.loads(path.read_text())["rows"]
+        [replicate] = row["replicates"]
+        rates = [each["rate"] for each in replicate["windows"]]
+        assert rates == [each["rate"] for each in replicate["predicted"]]
+        assert len(rates) == 1
+        assert row["reason"].startswith(reason)
+
     @pytest.mark.parametrize(
         ("patience", "sent_in_all", "reason"),
         [
@@ -236,6 +298,16 @@ class TestTheCommand:
         assert list(load_config(["serving=single"])[1]) == ["single"]
         found = load_config(["load.policies=[single,greedy]", "serving=window"])[1]
         assert list(found) == ["single", "greedy", "window of 100 ms"]
+        found = load_config(["load.policies=[single,greedy]", "serving.max_batch=2"])[1]
+        largest = {name: policy.max_batch for name, policy in found.items()}
+        assert largest == {"single": 1, "greedy": None, "greedy up to 2": 2}
+
+    def test_a_preset_is_read_as_it_is_written(self, tmp_path: Path) -> None:
+        preset = tmp_path / "experiment" / "mine.yaml"
+        preset.parent.mkdir()
+        preset.write_text("# @package _global_\nload: {title: \"für 'Q4'\"}")
+        load, *_ = load_config(["experiment=mine"], tmp_path)
+        assert load.title == "für 'Q4'"
 
     def test_what_is_late_by_early_stopping_is_fewer(self) -> None:
         found = record([2.0, 4.0, 3.0], [4.2, 8.0, 6.1])

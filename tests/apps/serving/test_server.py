@@ -403,9 +403,11 @@ async def test_clients_that_leave_are_forgotten_if_they_wait_and_harm_nobody_if_
 
 class TestWorkers:
     def test_one_that_dies_is_replaced_and_its_batch_answered(
-        self, served: Variant, tmp_path: Path
+        self, served: Variant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        deaths = [Status.KILLED]
+        """Also where the first one in its place cannot be prepared, which then is none in its place."""
+        monkeypatch.setattr("sdopt.apps.serving.batcher._FIRST_PAUSE_S", 0.01)
+        deaths, failures = [Status.KILLED], [Status.OUT_OF_MEMORY]
         armed, may_start = threading.Event(), threading.Event()
 
         def fault(worker: FakeWorker, name: str) -> None:
@@ -413,6 +415,8 @@ class TestWorkers:
                 raise WorkerError(deaths.pop(), "killed by SIGKILL during 'render'")
             if name == "prepare" and armed.is_set():
                 assert may_start.wait(20)
+                if failures:
+                    raise WorkerError(failures.pop(), "out of memory")
 
         async def scenario(client: Client) -> None:
             armed.set()
@@ -429,7 +433,7 @@ class TestWorkers:
 
         assert (
             len(during(scenario, served, tmp_path, Fakes({"served": fault})).started)
-            == 2
+            == 3
         )
 
     def test_a_call_that_fails_fails_its_batch_alone(
@@ -572,12 +576,12 @@ async def test_monitors_may_ask_with_head(client: Client) -> None:
         async with client.session.head(path) as answer:
             assert (answer.status, await answer.read()) == (200, b"")
     running = await client.hold()
-    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGHUP)  # as of a terminal that is closed
     await client.until("/health/ready", "draining")
     async with client.session.head("/health/ready") as answer:
         assert answer.status == 503
     client.gate.open()
-    await running
+    assert (await running).status == 200
 
 
 @serving()

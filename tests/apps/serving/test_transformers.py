@@ -17,6 +17,7 @@ from sdopt.apps.serving.engine import (
     unservable,
 )
 from sdopt.gate.trust import SMALLEST_ERROR
+from sdopt.options import block_caches
 from sdopt.variant import Variant
 from sdopt.worker.guidance import scales_embedded
 from sdopt.worker.host import PipelineHost
@@ -147,6 +148,36 @@ def test_prompts_of_other_lengths_leave_an_image_as_it_is(
     alone = server.alone(same)
     assert worst(server.together(same), alone) <= SMALLEST_ERROR
     assert worst(alone[1:], alone[:-1]) > 100 * SMALLEST_ERROR, "the requests differ"
+
+
+@pytest.mark.walk(1)
+def test_a_cache_looks_at_an_image_as_it_would_alone(
+    served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In sequences of image and text, what fills up a shorter prompt changes, too, and counts for nothing."""
+    sizes: list[np.ndarray] = []
+
+    mean_size = block_caches._mean_size
+
+    def noted(tensor: Any) -> Any:
+        size = mean_size(tensor)
+        sizes.append(size.numpy())
+        return size
+
+    monkeypatch.setattr(block_caches, "_mean_size", noted)
+    # No step skips a block.
+    server = served("z_image", "caching=first_block", "caching.threshold=1e-6")
+    same = [None] * len(PROMPTS)
+    changes = []
+    for images in (server.alone, server.together):
+        sizes.clear()
+        images(same)
+        changes.append(np.divide(sizes[::2], sizes[1::2]))
+    alone, together = changes
+    # By image, step and branch.
+    assert alone.shape == (6, 2)
+    together = together.reshape(2, 2, len(PROMPTS)).transpose(2, 0, 1)
+    np.testing.assert_allclose(together, alone.reshape(3, 2, 2), rtol=1e-3)
 
 
 NEGATIVES = ("", "a blurred picture with words and borders, in grey", "fog")
