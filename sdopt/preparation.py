@@ -25,6 +25,7 @@ from sdopt.pipelines.family import family_named
 from sdopt.pipelines.hub import fetch_models
 from sdopt.pipelines.loading import (
     family_of,
+    folder_of,
     guidance_of,
     part_config,
     pipeline_of,
@@ -33,7 +34,11 @@ from sdopt.pipelines.loading import (
 from sdopt.pipelines.sampling import answers_to, unanswered
 from sdopt.pipelines.sampling import remember as remember_sampling
 from sdopt.pipelines.stored import transformer_in
-from sdopt.pipelines.transformer_files import is_transformer, source_of
+from sdopt.pipelines.transformer_files import (
+    is_transformer,
+    source_of,
+    uncompared_vae,
+)
 from sdopt.pipelines.twins import (
     another_twin,
     assumed,
@@ -202,6 +207,8 @@ def remarks_on_model(variant: Variant) -> list[str]:
     vae = part_config(model, "vae")
     if vae and (line := foreign_vae(pipeline_of(model), vae)):
         lines.append(f"{model.origin}: {line}")
+    if vae and model.parts and (line := uncompared_vae(model, folder_of(model))):
+        lines.append(line)
     if line := _beside_another(model):
         lines.append(f"model.base={model.base}: is not that of {model.path}: {line}")
     return lines

@@ -52,12 +52,12 @@ class WatchedBlocks(Watching):
         """Runs a block, or returns what stands for its output."""
         raise NotImplementedError
 
-    def hidden_of(self, block: "_Block", output: Any) -> Tensor:
+    def hidden_of(self, block: "_Block", output: Any, given: Given) -> Tensor:
         """Returns the image's part of a block's output; notes its form, by which a block that is left out answers."""
         if isinstance(output, Tensor):
             self._forms[block.number] = _Form(False, 0, False)
             return output
-        index = _hidden_index(block.kind)
+        index = _hidden_index(block.kind, output, given)
         text = output[1 - index]
         self._forms[block.number] = _Form(True, index, text is None)
         hidden: Tensor = output[index]
@@ -96,13 +96,22 @@ class _Block(Watched):
         self.kind = type(block)
 
 
-def _hidden_index(block: type) -> int:
-    """Returns at which place of its output a block has the image's part, as diffusers' registry says of it.
+def _hidden_index(block: type, output: Sequence[Any], given: Given) -> int:
+    """Returns at which place of its output a block has the image's part: that of the shape that it was given.
 
-    Of blocks that are not registered, it is the second, after the text's.
+    Where image and text have as many tokens, it is where diffusers' registry says, which is wrong of some blocks. Of
+    those that are not registered, it is the second, after the text's.
     """
     from diffusers.hooks._helpers import TransformerBlockRegistry
 
+    shape = given.hidden.shape
+    alike = [
+        place
+        for place, part in enumerate(output)
+        if part is not None and part.shape == shape
+    ]
+    if len(alike) == 1:
+        return alike[0]
     try:
         metadata = TransformerBlockRegistry.get(block)
     except ValueError:
@@ -153,7 +162,7 @@ class FirstBlockByBranch(WatchedBlocks):
                 hidden = hidden + rest
             return self.formed(block, hidden, given)
         output = block.forward(*given.args, **given.others)
-        after = self.hidden_of(block, output)
+        after = self.hidden_of(block, output, given)
         if block.place == "first":
             self._decide(_without_filling(after - hidden, given))
             self._after_first = (after, output)
@@ -263,7 +272,7 @@ class WholeStacks(WatchedBlocks):
         if block.place == "first":
             self._before = hidden, given.text
         output = block.forward(*given.args, **given.others)
-        after = self.hidden_of(block, output)
+        after = self.hidden_of(block, output, given)
         if block.place == "last" and self._on:
             self._keep(after - self._passed(after))
         return output

@@ -30,6 +30,7 @@ from sdopt.options.conflicts import (
     upcasts_vae,
     weights_of,
 )
+from sdopt.options.dbcache import DualBlockCache
 from sdopt.options.declarations import Excludes
 from sdopt.options.lora import Hotswap
 from sdopt.options.magcache import MagCache
@@ -216,6 +217,7 @@ class GroupOffload(Offload):
         kinds = (
             VaeTiling,
             DeepCaching,
+            DualBlockCache,
             FirstBlockCaching,
             MagCache,
             PyramidAttention,

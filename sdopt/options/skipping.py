@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.family import family_of_pipe
-from sdopt.pipelines.parts import is_called
+from sdopt.pipelines.parts import denoiser_name, is_called
 
 Conditions = tuple[Tensor, Tensor, Tensor, Tensor | None, dict[str, Tensor] | None]
 """Arguments of a UNet: latents, timestep, text states, and the further conditions of distilled models and of SDXL."""
@@ -176,8 +176,9 @@ class Halves:
         if not which:
             return self._forward(*args, return_dict=return_dict, **others)
         predictions: list[Any] = []
+        several = denoiser_name(self._pipe) == "unet"
         for number in which:
-            arguments, more = half((args, others), len(sample), number)
+            arguments, more = half((args, others), len(sample), number, several)
             predictions.append(self._forward(*arguments, return_dict=False, **more)[0])
         whole = predictions * (2 // len(predictions))
         if isinstance(predictions[0], list):
@@ -247,22 +248,21 @@ class EachHalf(Halves):
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def half(arguments: Any, batch: int, which: int) -> Any:
+def half(arguments: Any, batch: int, which: int, several: bool) -> Any:
     """Returns the arguments of a denoiser for the first (0) or the second (1) half of its batch.
 
-    Text states, further conditions, and what other networks (ControlNet) add have a row per sample too; the pictures of
-    an IP-Adapter may have several. A list has a tensor for each sample only where the latents are one; a ControlNet's
-    has one for each layer.
+    Text states, further conditions, and what other networks (ControlNet) add have a row per sample too; `several` says
+    whether some may have more, as the pictures of a UNet's IP-Adapter. Positions of a transformer have one per token,
+    which are none of a sample's. A list has a tensor for each sample only where the latents are one; a ControlNet's has
+    one for each layer.
     """
     args, others = arguments
     listed = isinstance(args[0] if args else others["hidden_states"], list)
 
     def cut(tensor: Tensor) -> Tensor:
-        return (
-            tensor.chunk(2)[which]
-            if tensor.ndim and len(tensor) % batch == 0
-            else tensor
-        )
+        rows = len(tensor) if tensor.ndim else 1
+        of_samples = rows == batch or (several and rows % batch == 0)
+        return tensor.chunk(2)[which] if of_samples else tensor
 
     def part(value: Any) -> Any:
         if listed and isinstance(value, list) and len(value) == batch:

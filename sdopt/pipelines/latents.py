@@ -72,17 +72,38 @@ def size_of_latents(vae: Any) -> float | None:
 
     It is about 1 for pictures. None of an autoencoder that does not restore them, as one with random weights.
     """
+    latents = _latents_of(vae)
+    if not _restores(vae, latents):
+        return None
+    scaled = (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+    return float(scaled.std())
+
+
+def have_other_latents(vae: Any, other: Any) -> bool:
+    """Returns whether one AutoencoderKL does not restore pictures from the latents of another one, as from its own."""
+    return _restores(other, _latents_of(other)) and not _restores(
+        other, _latents_of(vae)
+    )
+
+
+def _latents_of(vae: Any) -> Tensor:
+    """Returns the latents of pictures."""
+    import torch
+
+    with torch.no_grad():
+        latents: Tensor = vae.encode(_pictures()).latent_dist.mode()
+    return latents
+
+
+def _restores(vae: Any, latents: Tensor) -> bool:
+    """Returns whether an autoencoder makes the pictures from their latents."""
     import torch
 
     pictures = _pictures()
     with torch.no_grad():
-        latents = vae.encode(pictures).latent_dist.mode()
         restored = vae.decode(latents).sample
     both = torch.stack([pictures.flatten(), restored.flatten()])
-    if not float(torch.corrcoef(both)[0, 1]) > _RESTORED:
-        return None
-    scaled = (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
-    return float(scaled.std())
+    return float(torch.corrcoef(both)[0, 1]) > _RESTORED
 
 
 _RESTORED = 0.5

@@ -22,7 +22,7 @@ from sdopt.pipelines.scales import (
     multiplied,
     scales_of,
 )
-from sdopt.pipelines.weights import Header
+from sdopt.pipelines.weights import MATRIX, Header, of_zeros
 
 if TYPE_CHECKING:
     import torch
@@ -175,6 +175,18 @@ def unread_blocks(file: Path) -> list[str]:
                 f"holds {name} in {kind}, which diffusers does not read: give the model in another type, as Q8_0 or Q4_K"
             ]
     return []
+
+
+def wrong_blocks(file: Path) -> list[str]:
+    """Returns a line if whole matrices of a GGUF file are zero, as where a download ended early: see `wrong_numbers`."""
+    import gguf
+
+    empty = []
+    for tensor in gguf.GGUFReader(file).tensors:
+        is_matrix = len(tensor.shape) > 1 and tensor.n_elements >= MATRIX
+        if is_matrix and not tensor.data.any():
+            empty.append(tensor.name)
+    return of_zeros(file.name, empty)
 
 
 def kinds_of_blocks(file: Path) -> set[str]:

@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdopt.errors import UsageError, some_of
-from sdopt.pipelines.catalog import class_name_of, part_class, parts_in, path_of
+from sdopt.pipelines.catalog import (
+    class_name_of,
+    part_class,
+    parts_in,
+    path_of,
+    read_json,
+)
+from sdopt.pipelines.families import latent_channels_of
 from sdopt.pipelines.family import family_named
-from sdopt.pipelines.latents import size_of_latents
+from sdopt.pipelines.latents import have_other_latents, size_of_latents
 from sdopt.pipelines.originals import renamed
 from sdopt.pipelines.parts import kept_in_float32, quiet, shape_of
 from sdopt.pipelines.random_weights import empty_network
@@ -23,8 +30,9 @@ from sdopt.pipelines.stored import (
     networks_in,
     transformer_in,
     unread_blocks,
+    wrong_blocks,
 )
-from sdopt.pipelines.weights import wrong_numbers
+from sdopt.pipelines.weights import Header, variants_of, weight_files, wrong_numbers
 from sdopt.schema import Model
 
 if TYPE_CHECKING:
@@ -152,7 +160,8 @@ def problems(model: Model, folder: Path) -> list[str]:
                 for problem in _problems_of(part, stored, folder)
             ]
         for file in dict.fromkeys(stored.file for stored in parts.values()):
-            found += wrong_numbers(file) if file.suffix == ".safetensors" else []
+            in_blocks = file.suffix == ".gguf"
+            found += wrong_blocks(file) if in_blocks else wrong_numbers(file)
     except UsageError as error:
         return [problem.removeprefix(f"{model.origin}: ") for problem in error.problems]
     return found
@@ -170,26 +179,74 @@ def _problems_of(part: str, stored: Stored, folder: Path) -> list[str]:
     placed, left = _placed(stored.empty(), part, network)
     faults = _faults(placed, left, network)
     if not faults and type(network).__name__ == "AutoencoderKL":
-        return _of_another_scale(stored, network, folder / part)
+        return _of_another_family(stored, network, folder / part)
     return faults
 
 
-def _of_another_scale(stored: Stored, network: Any, folder: Path) -> list[str]:
-    """Returns a line if a VAE's latents are not of the size for which the base scales them.
+def _of_another_family(stored: Stored, network: Any, folder: Path) -> list[str]:
+    """Returns a line if a VAE's latents are not those of the base's VAE, or not of the size for which that scales them.
 
-    Those of FLUX.1 and of SD 3 have the same tensors, and a file does not say how its latents are scaled.
+    Those of FLUX.1 and of SD 3 have the same tensors, and those of Stable Diffusion 1.x and of SDXL, whose latents are
+    nearly of one size; and a file does not say how its latents are scaled.
     """
     import torch
 
     placed, _ = _placed(stored.tensors(), "vae", network)
-    size = size_of_latents(_filled(network, placed, folder, torch.float32))
-    if size is None or 1 / _APART < size < _APART:
+    vae = _filled(network, placed, folder, torch.float32)
+    size = size_of_latents(vae)
+    if size is None:
         return []
-    by = "by the scaling_factor of the base, and not of about 1"
-    return [
-        f"encodes pictures to latents of {size:.2g} {by}: it is the VAE of another family, and images would be nonsense"
-    ]
+    of_base = vae_of_base(folder)
+    if of_base is not None and have_other_latents(vae, of_base):
+        what = "encodes pictures to latents that the VAE of the base does not decode"
+    elif not 1 / _APART < size < _APART:
+        by = "by the scaling_factor of the base, and not of about 1"
+        what = f"encodes pictures to latents of {size:.2g} {by}"
+    else:
+        return []
+    return [f"{what}: it is the VAE of another family, and images would be nonsense"]
 
+
+def vae_of_base(folder: Path) -> Any:
+    """Returns the VAE in a folder of a base, in float32; None if its weights are not there, or are damaged."""
+    import torch
+
+    variants = variants_of(folder, "diffusers")
+    variant = None if None in variants else min(filter(None, variants), default=None)
+    try:
+        for file in weight_files(folder, "diffusers", variant, ""):
+            Header.of(file, "")
+        class_name = read_json(folder / "config.json")["_class_name"]
+        with quiet():
+            return part_class("diffusers", class_name).from_pretrained(
+                folder,
+                variant=variant,
+                use_safetensors=True,
+                local_files_only=True,
+                dtype=torch.float32,
+            )
+    except (UsageError, OSError, ValueError, RuntimeError):
+        return None  # a file takes its place
+
+
+def uncompared_vae(model: Model, folder: Path) -> str | None:
+    """Returns a line if a VAE's file may be of another family than its base in `folder`, and nothing tells.
+
+    Latents of Stable Diffusion 1.x and of SDXL have four channels, and are nearly of one size.
+    """
+    file = (model.parts or {}).get("vae")
+    if file is None or variants_of(folder / "vae", "diffusers"):
+        return None
+    if latent_channels_of(read_json(folder / "vae" / "config.json")) != _SHARED:
+        return None
+    return (
+        f"model.parts.vae={file}: nothing says whether it is of Stable Diffusion 1.x or of SDXL, and the base has no "
+        "VAE to compare it with: images are nonsense with that of the other one"
+    )
+
+
+_SHARED = 4
+"""Latent channels of VAEs of two families."""
 
 _APART = 2.5
 """How far the size of scaled latents may be from 1; those of FLUX.1 and SD 3 are 4.2 times apart."""

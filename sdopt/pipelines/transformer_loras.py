@@ -81,13 +81,16 @@ class Converted:
             return [
                 "holds no LoRA: none of its names ends in .lora_A.weight or .lora_down.weight"
             ]
-        if not any(
-            bool(tensor.any())
-            for name, tensor in self.tensors.items()
-            if ".lora_B." in name
-        ):
+        if not any(map(self._changes, self.tensors)):
             return ["changes nothing: each of its updates is zero"]
         return []
+
+    def _changes(self, name: str) -> bool:
+        """Returns whether a tensor is a first matrix whose update is not zero."""
+        if ".lora_A." not in name:
+            return False
+        up = self.tensors[name.replace(".lora_A.", ".lora_B.")]
+        return bool(self.tensors[name].any()) and bool(up.any())
 
 
 def converted(

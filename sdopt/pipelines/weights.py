@@ -3,7 +3,7 @@
 import json
 import re
 import string
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
@@ -120,17 +120,22 @@ def wrong_numbers(file: Path, name: str | None = None) -> list[str]:
                 return [
                     f"{line}, and images would be noise; fetch or save the model again"
                 ]
-            if tensor.ndim > 1 and tensor.numel() >= _MATRIX and not extremes.any():
+            if tensor.ndim > 1 and tensor.numel() >= MATRIX and not extremes.any():
                 empty.append(key)
-    if len(empty) <= _MEANT:
+    return of_zeros(name or file.name, empty)
+
+
+def of_zeros(name: str, matrices: Sequence[str]) -> list[str]:
+    """Returns a line if a file holds more matrices of nothing but zeros than may be meant."""
+    if len(matrices) <= _MEANT:
         return []
-    line = f"{name or file.name}: holds nothing but zeros in {len(empty)} matrices, such as {empty[0]}"
+    line = f"{name}: holds nothing but zeros in {len(matrices)} matrices, such as {matrices[0]}"
     return [
         f"{line}, as a download that was not complete; fetch or save the model again"
     ]
 
 
-_MATRIX, _MEANT = 1024, 16
+MATRIX, _MEANT = 1024, 16
 """Numbers of a matrix that cannot all be zero by chance, and the most such matrices that may be meant."""
 
 

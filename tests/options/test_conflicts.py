@@ -244,6 +244,11 @@ OFFLOAD = [
         f"changes with caching: set {NO_STREAM}",
         on=CARD,
     ),
+    case(
+        f"model=emoji_dit memory=group_offload caching=dbcache {TEN}",
+        f"changes with caching: set {NO_STREAM}",
+        on=CARD,
+    ),
     case(f"memory=group_offload caching=deepcache {TEN} {NO_STREAM}", on=CARD),
     case("memory=group_offload caching=guidance_interval", on=CARD),
     # diffusers would not heed the number.

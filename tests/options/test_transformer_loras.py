@@ -311,6 +311,12 @@ class TestNames:
                 ),
                 "changes nothing",
             ),
+            (
+                lambda t: t.update(
+                    {name: t[name] * 0 for name in t if "lora_down" in name}
+                ),
+                "changes nothing",
+            ),
         ],
         ids=[
             "unknown layer",
@@ -322,6 +328,7 @@ class TestNames:
             "alpha alone",
             "two adapters",
             "zero",
+            "zero before",
         ],
     )
     def test_that_would_be_left_out_are_named(

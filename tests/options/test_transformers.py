@@ -62,7 +62,7 @@ from sdopt.options.skipping import Calls
 from sdopt.options.transformer import blocks_of
 from tests.options.applied import PROMPTS, STEPS, Applied, context_of, far, model_of
 from tests.options.walk import every_option
-from tests.pipelines.tiny import TINY, tiny
+from tests.pipelines.tiny import TINY, bria, tiny
 
 FAST = ("flux", "z_image")
 
@@ -182,6 +182,16 @@ class TestFirstBlock:
                     **given, height=64, width=64, output_type="np"
                 ).images
             assert far(alone, together[number : number + 1]) < 1e-4
+
+    def test_finds_the_image_in_what_a_block_of_any_kind_returns(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Diffusers' registry says of Bria's blocks that the image comes first, and it comes after the text."""
+        monkeypatch.setitem(TINY, "bria", bria)
+        always = Applied("bria", {"caching": FirstBlockCaching(threshold=10.0)})
+        images, finding, _ = always.traced()
+        assert finding.engaged, finding.summary
+        assert far(always.images(PROMPTS[:1]), images[:1]) < 1e-3, "as alone"
 
     def test_without_its_functions_is_told(self) -> None:
         applied = Applied("flux", {"caching": FirstBlockCaching(threshold=10.0)})
@@ -456,6 +466,17 @@ class TestSequentialGuidance:
         assert finding.engaged, finding.summary
         assert max(trace.denoiser.samples) == len(PROMPTS)
         assert far(images, plain(name)) < 1e-3
+
+    def test_leaves_the_positions_of_tokens_whole(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """There are a multiple of the samples of them, as of a UNet's pictures for an IP-Adapter."""
+        monkeypatch.setitem(TINY, "bria", bria)
+        option = {"memory.sequential_guidance": SequentialGuidance()}
+        images, finding, _ = Applied("bria", option).traced()
+        assert finding.engaged, finding.summary
+        whole = Applied("bria", {"caching": WholeSteps()}).images()
+        assert far(images, whole) < 1e-3
 
     def test_has_nothing_to_do_where_each_branch_has_a_call(self) -> None:
         reasons = SequentialGuidance().obstacles(context_of(tiny("chroma")))

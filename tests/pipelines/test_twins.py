@@ -313,6 +313,21 @@ class TestFolders:
         remarks = " ".join(remarks_on_model(replace(variant(), model=model)))
         assert ("vae/ scales its latents by" in remarks) == told
 
+    @pytest.mark.parametrize(
+        ("name", "told"), [("pixart_sigma", True), ("flux_dev", False)]
+    )
+    def test_whose_vae_may_be_of_two_families_are_told(
+        self, tmp_path: Path, variant: Compose, name: str, told: bool
+    ) -> None:
+        """Of four channels, beside a base without weights: nothing tells it by, as the size does those of sixteen."""
+        file = tmp_path / "a.safetensors"
+        save_file({"a": torch.zeros(1)}, file)
+        parts = {"vae": str(file)}
+        base = str(shutil.copytree(ARCHITECTURES / name, tmp_path / name))
+        model = Model("folder", "path", path=str(file), base=base, parts=parts)
+        remarks = " ".join(remarks_on_model(replace(variant(), model=model)))
+        assert ("nothing says whether it is of" in remarks) == told
+
     def test_of_another_shift_are_not_guessed(self, tmp_path: Path) -> None:
         folder = shutil.copytree(ARCHITECTURES / "z_image", tmp_path / "mine")
         scheduler = folder / "scheduler" / "scheduler_config.json"

@@ -465,6 +465,19 @@ class TestBlocksOfFewBits:
         assert np.abs(images - images_of(variant_of(folder))).max() < 1e-3
         assert np.abs(images - images_of(variant_of("flux"))).max() > 1e-3
 
+    def test_of_a_download_that_was_not_complete_are_told(
+        self, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
+        """Some programs make room for the whole file first: its blocks are zeros, which are weights of zero."""
+        pytest.importorskip("gguf")
+        file, transformer = tmp_path / "flux.gguf", tiny("flux").transformer
+        gguf_file(original(transformer), file, "Q8_0")
+        content = file.read_bytes()
+        there = len(content) // 2
+        file.write_bytes(content[:there] + bytes(len(content) - there))
+        [problem] = problems_of(file, tiny_folder("flux"))
+        assert "flux.gguf: holds nothing but zeros in" in problem
+
     def test_stay_in_memory_as_blocks(
         self, tiny_folder: Folder, tmp_path: Path
     ) -> None:
@@ -585,6 +598,23 @@ class TestSeveralNetworks:
         assert len(problems) == refused
         assert all("the VAE of another family" in problem for problem in problems)
 
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_a_vae_whose_latents_the_base_does_not_decode_is_refused(
+        self, tiny_folder: Folder, tmp_path: Path, turned: bool
+    ) -> None:
+        """As that of Stable Diffusion 1.x for SDXL's latents: the tensors are the same, and the sizes nearly so."""
+        base = shutil.copytree(tiny_folder("flux"), tmp_path / "base")
+        own = PACKAGED / "emoji" / "vae"
+        shutil.copytree(own, base / "vae", dirs_exist_ok=True)
+        file = save(original(tiny("flux").transformer), tmp_path / "flux.safetensors")
+        tensors = load_file(own / WEIGHTS)
+        if turned:
+            tensors |= with_other_latents(tensors)
+        vae = save(tensors, tmp_path / "vae.safetensors")
+        problems = problems_of(file, base, vae=str(vae))
+        assert len(problems) == turned
+        assert all("the VAE of the base does not decode" in line for line in problems)
+
     def test_sd3_runs_without_t5(self, variant_of: Tiny, tmp_path: Path) -> None:
         whole, without = (
             saved("sd3", tmp_path / f"t5_{t5}", t5=t5) for t5 in (True, False)
@@ -603,6 +633,20 @@ class TestSeveralNetworks:
         assert are_same(images, images_of(variant_of(without)))
         [problem] = problems_of(file, whole, text_encoder=None)
         assert "SD 3 does not run without it" in problem
+
+
+def with_other_latents(vae: Tensors) -> Tensors:
+    """Returns the last tensors of an encoder and the first ones of a decoder with the latents in another order."""
+    changed = {}
+    for name in vae:
+        last = "quant_conv" if "quant_conv.weight" in vae else "encoder.conv_out"
+        first = "post_quant_conv" if last == "quant_conv" else "decoder.conv_in"
+        if name.startswith(f"{last}."):
+            means, spreads = vae[name].chunk(2)
+            changed[name] = torch.cat([means.roll(1, 0), spreads.roll(1, 0)])
+        elif name == f"{first}.weight":
+            changed[name] = vae[name].roll(1, 1)
+    return changed
 
 
 def clip_names(encoder: Any) -> Tensors:

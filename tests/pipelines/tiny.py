@@ -467,6 +467,22 @@ def cogview4() -> Any:
     )
 
 
+def bria() -> Any:
+    """Bria 3.2, which sdopt does not run: positions of tokens beside batched guidance, and the text before the image."""
+    transformer = diffusers.BriaTransformer2DModel(
+        **{"in_channels": 64, "num_layers": 2, "num_single_layers": 2, **_HEADS},
+        joint_attention_dim=64,
+        axes_dims_rope=[4, 6, 6],
+    )
+    return diffusers.BriaPipeline(
+        transformer=transformer,
+        scheduler=_flow(use_dynamic_shifting=True),
+        vae=_vae(shift_factor=0.0, scaling_factor=0.13025),
+        text_encoder=_t5(),
+        tokenizer=_t5_tokenizer(),
+    )
+
+
 TINY: dict[str, Callable[..., Any]] = {
     "sd3": sd3,
     "flux": flux,
