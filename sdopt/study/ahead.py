@@ -5,6 +5,7 @@ The display of progress and `protocol.budget_s` follow the same estimate.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 from sdopt.record.samples import ShapeSamples
 from sdopt.study.session import Session, VariantProcess
@@ -131,6 +132,22 @@ class Ahead:
         """The seconds that first processes have compiled so far, which no estimate had."""
         first = [process for process in self._session.processes if process.first]
         return sum(map(_compile_s, first))
+
+    @property
+    def compiling_s(self) -> float:
+        """The seconds that first processes will compile before they are ready, each as others with its compiler did."""
+        taken: dict[str, list[float]] = {}
+        ahead: list[str] = []
+        for process in self._session.processes:
+            if not process.first or not process.active:
+                continue
+            compiler = process.variant.choices.get("compiler", "")
+            compile_s = _compile_s(process)
+            if compile_s:
+                taken.setdefault(compiler, []).append(compile_s)
+            elif process.measurement.shapes[0].cold_start_s is None:
+                ahead.append(compiler)
+        return sum(mean(taken[compiler]) for compiler in ahead if compiler in taken)
 
     def _compiles_s(self, process: VariantProcess) -> float:
         """Returns the seconds that a process will compile, as the first one of its variant did; 0 if that is unknown."""

@@ -286,9 +286,11 @@ class Spending:
             return
         worked_s = self._study.progress.timeline.elapsed_s - self._ahead.unforeseen_s
         self._note_pace(worked_s, seconds)
-        seconds *= self._pace
+        compiling_s = self._ahead.compiling_s
+        seconds = seconds * self._pace + compiling_s
         if self.limited:
-            seconds = min(seconds, max(self._left_s, least_s * self._pace))
+            least_s = least_s * self._pace + compiling_s
+            seconds = min(seconds, max(self._left_s, least_s))
         else:
             self._study.progress.tell_if_long(seconds)
         self._study.progress.expect(seconds)

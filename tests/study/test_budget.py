@@ -348,3 +348,27 @@ def test_images_of_variants_are_foretold_side_by_side_but_in_blocks(
         Ahead, "_images_of_s", lambda _ahead, process, _extent: process.seconds
     )
     assert Ahead(session)._images_s(drawing, Extent(1)) == seconds
+
+
+def test_compiling_is_foretold_as_others_with_the_same_compiler_took() -> None:
+    def process(compiler: str, *times: float | None) -> Any:
+        compile_s, cold_start_s = times or (None, None)
+        samples = SimpleNamespace(compile_s=compile_s, cold_start_s=cold_start_s)
+        return SimpleNamespace(
+            first=True,
+            active=True,
+            variant=SimpleNamespace(choices={"compiler": compiler}),
+            measurement=SimpleNamespace(shapes=[samples]),
+        )
+
+    ready = [
+        process("eager", None, 1.0),
+        process("inductor", 40.0, 41.0),
+        process("inductor", 20.0, 21.0),
+    ]
+    waiting = [process("inductor"), process("inductor"), process("eager")]
+    study = SimpleNamespace()
+    session: Any = SimpleNamespace(study=study, processes=[*ready, *waiting])
+    assert Ahead(session).compiling_s == 60.0
+    session.processes.append(process("regional"))
+    assert Ahead(session).compiling_s == 60.0, "nothing tells what another one takes"
