@@ -7,6 +7,7 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import Call
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.statistics.objections import wires_of
 from sdopt.statistics.pairs import flattened, paired
 
 
@@ -23,13 +24,12 @@ def comparable(candidate: VariantResult, reference: VariantResult) -> list[Rulin
         reason = f"the reference '{reference.name}' has the status {reference.status}"
         rulings.append(unjudged("reference", reason))
     elif reference.trips:
-        wires = ", ".join(sorted({trip.wire for trip in reference.trips}))
+        wires = wires_of(reference)
         reason = f"images of the reference '{reference.name}' are broken: {wires}"
         rulings.append(unjudged("reference", reason))
-    work = candidate.other_work(reference)
-    if work:
-        reason = f"not the same work: {', '.join(work)}"
-        rulings.append(unjudged("same work", reason))
+    other_work = candidate.other_work(reference)
+    if other_work:
+        rulings.append(unjudged("same work", other_work))
     return rulings
 
 

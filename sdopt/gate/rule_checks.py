@@ -17,6 +17,7 @@ from sdopt.quality.metrics import (
     MetricFamily,
     QualityMetric,
     family_of,
+    is_imported,
     measured_metrics,
 )
 from sdopt.schema import TESTS, Gate, Model, Quality, Rule
@@ -275,18 +276,25 @@ def _unmeasured(
     meant = [one.name for one in measured if metric in (one.name, one.family.name)]
     if len(meant) > 1:
         return f"ambiguous: name one of {', '.join(meant)}"
-    if meant:
-        least = max(family.least, family.decides_from)
-        if images < least:
-            return (
-                f"at least {least:,} images are needed, and {images:,} are drawn: "
-                "raise quality.prompt_count, with as many prompts"
-            )
+    if not meant:
+        return _way_to_measure(metric, family, model)
+    least = max(family.least, family.decides_from)
+    if images >= least:
         return ""
+    return (
+        f"at least {least:,} images are needed, and {images:,} are drawn: "
+        "raise quality.prompt_count, with as many prompts"
+    )
+
+
+def _way_to_measure(metric: str, family: MetricFamily, model: Model) -> str:
+    """Returns why a metric is not measured, and what would measure it."""
     if model.weights == "random" and not family.on_random_weights:
         on_random = [family.name for family in FAMILIES if family.on_random_weights]
         fitting = ", ".join([*RULED, FIRST_IMAGE, *on_random])
         return f"meaningless for random weights: choose a gate whose rules judge only {fitting}"
+    if is_imported(metric):
+        return "computed by another program: run without this rule, then `sdopt score` and `sdopt gate`"
     if family.on_request:
         return f"measured only on request: set quality.{family.on_request}=true"
     return (

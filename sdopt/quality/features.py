@@ -64,9 +64,8 @@ class FeatureExtractor(nn.Module, ABC):
         """Computes features (n, d) of the network's input."""
 
     def _layers(self, inputs: Tensor) -> list[Tensor]:
-        raise UsageError(
-            f"perceptual distance: {self.name} has no layers to compare; choose emojiclip, effnet or clip:…"
-        )
+        """Computes activations; of a kind that the perceptual distance is computed over (`MetricFamily.over`)."""
+        raise NotImplementedError(self.name)
 
 
 class _Transformer(FeatureExtractor):

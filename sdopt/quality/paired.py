@@ -75,9 +75,6 @@ def perceptual_distances(
     It is LPIPS (Zhang et al. 2018, eq. 1) with equal weights: activations are scaled to unit length over the channels
     at each position, their squared differences are summed over channels and averaged over positions, then over layers.
     Unlike a distance between pooled embeddings it depends on where in the image something changed.
-
-    Raises:
-        UsageError: the network has no layers to compare.
     """
     distances: list[float] = []
     for one, other in _pairs(images, reference):

@@ -136,16 +136,14 @@ class VariantResult:
     """Whether it was not timed to the end, because its trial calls (`ShapeSamples.trial_s`) showed that it is clearly
     slower. Its status is `slower`, unless it claims memory alone, which was then measured as usual."""
 
-    def other_work(self, reference: "VariantResult") -> list[str]:
-        """Returns in words what the two did differently and must not: work and hardware, and what images say of it."""
+    def other_work(self, reference: "VariantResult") -> str:
+        """Returns what the two did differently and must not: work, hardware, and what images say of it; or ""."""
+        words = []
         differing = self.config.incomparable_work(reference.config)
-        words = [
-            f"{key} ({mine} against {theirs})"
-            for key, (mine, theirs) in differing.items()
-        ]
-        return words + [
-            setting for setting in self.unlike if setting not in reference.unlike
-        ]
+        for key, (mine, theirs) in differing.items():
+            words.append(f"{key} ({mine} against {theirs})")
+        words += [said for said in self.unlike if said not in reference.unlike]
+        return f"not the same work: {', '.join(words)}" if words else ""
 
     def files_apart(self, reference: "VariantResult") -> str:
         """Returns in words that files are written in ways that lose other details; "" if they are not."""

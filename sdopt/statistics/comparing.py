@@ -54,22 +54,15 @@ def compare(result: StudyResult) -> None:
     for comparison in result.comparisons:
         candidate, reference = result.sides(comparison)
         comparison.break_even = None
-        unmeasured = [
-            variant for variant in (candidate, reference) if not variant.status.timed
-        ]
-        if unmeasured:
+        untimed = [one for one in (candidate, reference) if not one.status.timed]
+        if untimed:
             comparison.shapes = [ShapeRatios() for _ in comparison.shapes]
-            comparison.note = "; ".join(
-                f"{variant.name}: {variant.status}" for variant in unmeasured
-            )
+            comparison.note = "; ".join(f"{one.name}: {one.status}" for one in untimed)
             continue
+        shapes = range(len(comparison.shapes))
         comparison.shapes = [
-            ratios_between(
-                result.at(number),
-                candidate.at(number),
-                reference.at(number),
-            )
-            for number in range(len(comparison.shapes))
+            ratios_between(result.at(shape), candidate.at(shape), reference.at(shape))
+            for shape in shapes
         ]
         main = comparison.shapes[0]
         comparison.break_even = _break_even(result, candidate, reference, main)
@@ -98,10 +91,7 @@ def _notes(
     ratios: ShapeRatios,
 ) -> list[str]:
     """Returns what a reader of a comparison has to know of it."""
-    notes = []
-    work = candidate.other_work(reference)
-    if work:
-        notes.append(f"not the same work: {', '.join(work)}")
+    notes = list(filter(None, [candidate.other_work(reference)]))
     given_up = candidate.given_up or reference.given_up
     if ratios.speedup is None and not given_up:
         notes.append("no session timed a round of both variants")

@@ -7,7 +7,7 @@ from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.statistics.changes import changes_of
 from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import SPEEDUP, Ratio, measure_named
-from sdopt.statistics.ratios import MINIMUM_PROCESSES
+from sdopt.statistics.ratios import needed_processes
 from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Speed
@@ -35,8 +35,7 @@ def objections(result: StudyResult, row: Row) -> Iterator[str]:
         reference.config,
     ):
         yield REPEATS
-    if work := variant.other_work(baseline):
-        yield f"not the same work: {', '.join(work)}"
+    yield variant.other_work(baseline)
     # What a gate says of leaving an option out says nothing of the variant as a whole.
     if not any(step.leaves_out for step in row.steps):
         yield _refused_because(result, judgements)
@@ -134,11 +133,10 @@ def _why_no_gain(result: StudyResult, row: Row) -> Iterator[str]:
         and row.name in result.budget.processes
     ):
         yield "no interval: protocol.budget_s left no time for more processes"
-    yield (
-        "slower"
-        if row.speed is Speed.SLOWER
-        else _why_open(row.speedup, result.is_imported)
-    )
+    if row.speed is Speed.SLOWER:
+        yield "slower"
+    else:
+        yield _why_open(row.speedup, result.is_imported)
 
 
 def _why_open(ratio: Ratio | None, imported: bool) -> str:
@@ -147,12 +145,7 @@ def _why_open(ratio: Ratio | None, imported: bool) -> str:
         return "it was not timed"
     low, high = ratio.gain_bounds
     if low is None or high is None:
-        needed = (
-            f"times of {MINIMUM_PROCESSES} replicates"
-            if imported
-            else f"protocol.replicates={MINIMUM_PROCESSES}"
-        )
-        return f"no interval, which needs {needed} or more"
+        return f"no interval, which needs {needed_processes(imported)} or more"
     if ratio.floor is None:
         return "no repeated baseline to compare it with"
     if ratio.within_floor:

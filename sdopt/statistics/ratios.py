@@ -30,6 +30,14 @@ from sdopt.statistics.pairs import (
 MINIMUM_PROCESSES = 3
 """Minimum number of processes on each side for an interval: with two, one odd process decides."""
 
+
+def needed_processes(imported: bool) -> str:
+    """Returns what an interval needs at least: the key that sets it, or what a table of `imported` times calls it."""
+    if imported:
+        return f"times of {MINIMUM_PROCESSES} replicates"
+    return f"protocol.replicates={MINIMUM_PROCESSES}"
+
+
 _WIDEST = 700.0
 """Largest logarithm of a bound: the exponential of a slightly larger one overflows a float."""
 

@@ -23,7 +23,7 @@ from sdopt.statistics.published import (
     PublishedTable,
     read_figure,
 )
-from sdopt.statistics.ratios import MINIMUM_PROCESSES
+from sdopt.statistics.ratios import needed_processes
 from sdopt.statistics.rows import Row
 
 _GIB_IN_GB = 2**30 / 1e9
@@ -380,7 +380,7 @@ def _compared(measure: str, published: Printed, measured: Interval | None) -> _R
     if measured.low is None or measured.high is None:
         return (
             "undecided",
-            f"no interval, which needs protocol.replicates={MINIMUM_PROCESSES} or more",
+            f"no interval, which needs {needed_processes(imported=False)} or more",
         )
     if measure == SPEEDUP.name:
         reached = measured.high >= published.low

@@ -7,7 +7,7 @@ from sdopt.record.comparisons import BreakEven, Interval
 from sdopt.record.records import Status, StudyResult
 from sdopt.statistics.break_even import break_even_text, start_text
 from sdopt.statistics.measures import MEMORY_RATIO, Ratio
-from sdopt.statistics.ratios import MINIMUM_PROCESSES
+from sdopt.statistics.ratios import MINIMUM_PROCESSES, needed_processes
 
 if TYPE_CHECKING:
     from sdopt.statistics.rows import Row
@@ -105,10 +105,7 @@ def intervals_text(result: StudyResult) -> str:
     """Returns which intervals the figures of a study have."""
     if has_intervals(result):
         return f"two-sided {100 * result.confidence:g} % intervals"
-    needed = f"protocol.replicates={MINIMUM_PROCESSES}"
-    if result.is_imported:
-        needed = f"times of {MINIMUM_PROCESSES} replicates"
-    return f"no intervals (needs {needed} or more)"
+    return f"no intervals (needs {needed_processes(result.is_imported)} or more)"
 
 
 def sampling_text(result: StudyResult) -> str:

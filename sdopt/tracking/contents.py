@@ -66,28 +66,20 @@ def note_of(text: str) -> str:
 def common_tags(result: StudyResult, config: RecordedConfig) -> dict[str, str]:
     """Returns the common tags of a study's run and its variants' runs: work, machine, software and user."""
     environment = result.environment
-    versions = {"sdopt": environment.sdopt_version, **environment.packages}
+    tags = dict(result.config.tracking.own_tags)
+    tags |= {STUDY: result.id, "study": result.name}
+    tags |= study_parameters(result, config)
     # Nobody tells on which device, and with which versions, images came about that were made elsewhere.
-    named = ("sdopt",) if result.is_imported else ("torch", "diffusers", "sdopt")
-    return {
-        **{
-            key: value[:_TAG_LIMIT]
-            for key, value in result.config.tracking.own_tags.items()
-        },
-        STUDY: result.id,
-        "study": result.name,
-        **{
-            name: str(value) for name, value in study_parameters(result, config).items()
-        },
-        **({} if result.is_imported else {"device": str(environment.device["name"])}),
-        **{name: versions[name] for name in named if name in versions},
-        **origin_tags(environment.command),
-        **(
-            {"mlflow.source.git.commit": environment.sdopt_commit}
-            if environment.sdopt_commit
-            else {}
-        ),
-    }
+    if not result.is_imported:
+        tags["device"] = environment.device["name"]
+        for name in ("torch", "diffusers"):
+            if name in environment.packages:
+                tags[name] = environment.packages[name]
+    tags["sdopt"] = environment.sdopt_version
+    tags |= origin_tags(environment.command)
+    if environment.sdopt_commit:
+        tags["mlflow.source.git.commit"] = environment.sdopt_commit
+    return {name: str(value)[:_TAG_LIMIT] for name, value in tags.items()}
 
 
 def origin_tags(command: Sequence[str]) -> dict[str, str]:
@@ -114,40 +106,38 @@ def _user() -> str:
 def study_tags(summary: Summary) -> dict[str, str]:
     """Returns the tags of a study's run; its note begins with the answer."""
     result = summary.result
-    counts, floors = count_rounds(result), floor_range(result)
     environment = result.environment
-    return common_tags(result, result.config) | {
+    commit = environment.sdopt_commit or "none"
+    tags = common_tags(result, result.config) | {
         ROLE: "study",
         "sdopt.design": result.design,
         "sdopt.status": result.status,
-        "sdopt.commit": (environment.sdopt_commit or "none")
-        + ("+dirty" if environment.sdopt_dirty else ""),
+        "sdopt.commit": f"{commit}+dirty" if environment.sdopt_dirty else commit,
         "sdopt.sessions": str(len(result.sessions)),
-        **({"sdopt.disturbed": str(bool(counts.undecided)).lower()} if counts else {}),
-        **(
-            {"sdopt.floor": " to ".join(dict.fromkeys(f"{end:.4f}" for end in floors))}
-            if floors
-            else {}
-        ),
-        **(
-            {"sdopt.rounds": f"{counts.timed} timed, {counts.disturbed} disturbed"}
-            if counts
-            else {}
-        ),
-        **judged_tags(summary),
     }
+    counts = count_rounds(result)
+    if counts:
+        disturbed = f"{counts.timed} timed, {counts.disturbed} disturbed"
+        tags["sdopt.disturbed"] = str(bool(counts.undecided)).lower()
+        tags["sdopt.rounds"] = disturbed
+    floors = floor_range(result)
+    if floors:
+        ends = dict.fromkeys(f"{end:.4f}" for end in floors)
+        tags["sdopt.floor"] = " to ".join(ends)
+    return tags | judged_tags(summary)
 
 
 def judged_tags(summary: Summary) -> dict[str, str]:
     """Returns the tags of a study's run that change when a gate judges later."""
     result = summary.result
-    verdicts = [verdict_markdown(summary)] if result.judgements else []
-    notes = [f"{result.config.tracking.note}\n"] if result.config.tracking.note else []
-    return {
-        NOTE: note_of("\n".join([*notes, markdown_table(summary), *verdicts])),
-        "answer": summary.sentence[:_TAG_LIMIT],
-        **({"gate.name": result.gate} if result.judgements else {}),
-    }
+    texts = [markdown_table(summary)]
+    tags = {"answer": summary.sentence[:_TAG_LIMIT]}
+    if result.config.tracking.note:
+        texts.insert(0, f"{result.config.tracking.note}\n")
+    if result.judgements:
+        texts.append(verdict_markdown(summary))
+        tags["gate.name"] = result.gate
+    return {NOTE: note_of("\n".join(texts)), **tags}
 
 
 def study_metrics(summary: Summary) -> dict[str, float]:
@@ -284,13 +274,12 @@ def verdict_tags(summary: Summary, variant: VariantResult) -> dict[str, str]:
     note = {NOTE: note_of(described_in_note(summary, variant))}
     if row is None or row.is_baseline:
         return note
-    words = {
-        name: word[:_TAG_LIMIT] for name, word in tracked_tags(values_of(row)).items()
-    }
-    words["because"] = row.because[:_TAG_LIMIT] or (
-        "recommended" if row.recommended else "a trade"
-    )
-    return note | words | ({"gate.name": summary.result.gate} if row.decision else {})
+    words = tracked_tags(values_of(row))
+    why = "recommended" if row.recommended else "a trade"
+    words["because"] = row.because or why
+    if row.decision:
+        words["gate.name"] = summary.result.gate
+    return note | {name: word[:_TAG_LIMIT] for name, word in words.items()}
 
 
 def described_in_note(summary: Summary, variant: VariantResult) -> str:

@@ -126,6 +126,12 @@ class TestMeasured:
         [said] = problems(plan, gate, Quality(features=features, prompt_count=2000))
         assert "ambiguous: name one of fid_emojiclip, fid_clip" in said
 
+    def test_a_score_of_another_program_comes_after_the_run(self, plan: Plan) -> None:
+        gate = Gate("g", {"lossy": [Rule("score_imagereward", "at_least", limit=0)]})
+        [said] = problems(plan, gate)
+        assert "computed by another program" in said
+        assert "quality.features" not in said
+
     def test_too_few_prompts_in_a_file(self, tmp_path: Path) -> None:
         prompts = tmp_path / "mine.txt"
         prompts.write_text("a cat\na dog\n")
