@@ -227,7 +227,18 @@ class Variant:
             reasons_here.append(
                 f"workload.size: must be a multiple of {step} for {family.title}, whose tokens are squares"
             )
+        if self.mixes_masks and any(shape.batch_size > 1 for shape in self.shapes):
+            mixed = f"diffusers' {family.pipeline} gives images the masks of other prompts of their batch"
+            reasons_here.append(
+                f"workload.images_per_prompt={self.workload.images_per_prompt}: {mixed}: set workload.batch_size=1"
+            )
         return reasons_here
+
+    @property
+    def mixes_masks(self) -> bool:
+        """Whether a call of several prompts gives images the masks of other ones."""
+        several = self.workload.images_per_prompt > 1
+        return several and family_of(self.model).encoding.mixes
 
     def _in_blocks(self) -> list[str]:
         """Returns the conflicts of options that would read the blocks of a GGUF file as numbers."""

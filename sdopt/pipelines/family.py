@@ -75,6 +75,7 @@ class Encoding:
         tokens: how many tokens of a prompt a call reads, by encoder; None is the tokenizer's limit.
         masks: whether attention gets a mask: for a batch of prompts of different lengths only, or always.
         padded: whether a prompt is filled up to the longest one of its batch without a mask: its image depends on them.
+        mixes: whether diffusers gives several images of each of several prompts the masks of one another's prompts.
         before: what a call writes before a prompt, which counts among the tokens that it reads.
         thinks: the same of a chat, and the setting of its template; None where prompts are no part of a chat.
     """
@@ -83,6 +84,7 @@ class Encoding:
     tokens: tuple[int | None, ...] = (None,)
     masks: Literal["never", "batches", "always"] = "never"
     padded: bool = False
+    mixes: bool = False
     before: str = ""
     thinks: bool | None = None
 
@@ -385,7 +387,10 @@ FAMILIES = (
         distilled_if=("transformer", "guidance_embeds"),
         distilled=Guidance("embedded", takes_negative=False),
         encoding=Encoding(
-            ("prompt_embeds", "prompt_embeds_mask"), tokens=(512,), masks="batches"
+            ("prompt_embeds", "prompt_embeds_mask"),
+            tokens=(512,),
+            masks="batches",
+            mixes=True,
         ),
         latents=Latents("packed", multiple=2),
         schedulers=(_EULER, _UNIPC),
@@ -438,7 +443,7 @@ FAMILIES = (
         encoders=("text_encoder",),
         tasks=_tasks("Sana"),
         guidance=Guidance("batched"),
-        encoding=Encoding(_MASKED, tokens=(300,), masks="always"),
+        encoding=Encoding(_MASKED, tokens=(300,), masks="always", mixes=True),
         latents=Latents(kept="float32"),
         schedulers=(_EULER, _HEUN, _UNIPC, _DPM),
         call={"use_resolution_binning": False},
@@ -455,7 +460,7 @@ FAMILIES = (
         tasks=_tasks("Lumina2"),
         guidance=Guidance("sequential"),
         encoding=Encoding(
-            _MASKED, tokens=(256,), masks="always", before=_LUMINA_SYSTEM
+            _MASKED, (256,), masks="always", mixes=True, before=_LUMINA_SYSTEM
         ),
         latents=Latents(multiple=2),
         schedulers=(_EULER, _UNIPC),

@@ -112,6 +112,8 @@ def drawing_batch(
     or computes in 8 bits, all keep the batch of their workload. If a gate judges, too: an error in every eighth call
     must not be hidden by making only two large calls. `wanted` is `quality.batch_size`, `largest` the most images.
     """
+    if any(variant.mixes_masks for variant in variants):
+        return None
     if wanted is not None:
         return wanted
     if judged:

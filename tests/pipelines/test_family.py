@@ -30,6 +30,7 @@ from sdopt.pipelines.prompts import remarks_on_length
 from sdopt.pipelines.random_weights import empty_network, random_network
 from sdopt.schema import Model
 from sdopt.variant import Variant
+from sdopt.worker.draws import drawing_batch
 from sdopt.worker.host import PipelineHost
 from tests.fixtures import CPU, Tiny
 from tests.pipelines.tiny import TINY, saved, tiny
@@ -284,6 +285,31 @@ class TestCalls:
             for size in (1, 2)
         )
         assert np.abs(alone[0] - beside[0]).max() < 1e-3
+
+    @pytest.mark.parametrize("name", EVERY)
+    def test_say_whether_diffusers_mixes_masks(self, name: str) -> None:
+        """Of several images of each of several prompts; once it does no longer, such workloads are none to refuse."""
+        pipe = tiny(name)
+        encoding = family_named(type(pipe).__name__).encoding
+        names = [returned for returned in encoding.returns if returned[-4:] == "mask"]
+        if encoding.masks == "never" or not names:
+            assert not encoding.mixes
+            return
+        prompts = ["a cat", "a much longer prompt about a blue house"]
+        encoded = pipe.encode_prompt(prompt=prompts, num_images_per_prompt=2)
+        mask = encoded[encoding.returns.index(names[0])]
+        assert mask[0].equal(mask[1]) != encoding.mixes
+
+    def test_of_several_prompts_do_not_make_several_images_of_each_with_mixed_masks(
+        self, variant_of: Tiny
+    ) -> None:
+        two = "workload.images_per_prompt=2"
+        [reason] = variant_of("sana", "workload.batch_size=2", two).conflicts(CPU)
+        assert "the masks of other prompts of their batch" in reason
+        alone = variant_of("sana", two)
+        assert alone.conflicts(CPU) == []
+        assert drawing_batch([alone], 4, judged=False) is None
+        assert drawing_batch([variant_of("sana")], 4, judged=False) == 4
 
     def test_say_how_much_of_a_prompt_each_encoder_reads(
         self, variant_of: Tiny

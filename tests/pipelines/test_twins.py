@@ -322,7 +322,7 @@ class TestFolders:
         """Of four channels, beside a base without weights: nothing tells it by, as the size does those of sixteen."""
         file = tmp_path / "a.safetensors"
         save_file({"a": torch.zeros(1)}, file)
-        parts = {"vae": str(file)}
+        parts: dict[str, str | None] = {"vae": str(file)}
         base = str(shutil.copytree(ARCHITECTURES / name, tmp_path / name))
         model = Model("folder", "path", path=str(file), base=base, parts=parts)
         remarks = " ".join(remarks_on_model(replace(variant(), model=model)))
