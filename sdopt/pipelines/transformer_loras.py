@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdopt.errors import some_of
+from sdopt.errors import UsageError, some_of
 from sdopt.pipelines.originals import Place, parted, places_in
 from sdopt.pipelines.parts import shape_of
+from sdopt.text_files import read_text
 
 if TYPE_CHECKING:
     import torch
@@ -289,12 +290,23 @@ def _settings_of(file: Path, metadata: Mapping[str, str]) -> dict[str, dict[str,
     """Returns the settings of a trainer in the header of a file or beside it, by network."""
     said: dict[str, dict[str, Any]] = {}
     if text := metadata.get("lora_adapter_metadata"):
-        for key, value in json.loads(text).items():
+        where = f"{file}: lora_adapter_metadata in its header"
+        for key, value in _object_in(text, where).items():
             part, _, setting = key.rpartition(".")
             said.setdefault(part or "transformer", {})[setting] = value
     elif (beside := settings_beside(file)) is not None:
-        said["transformer"] = json.loads(beside.read_text(encoding="utf-8"))
+        said["transformer"] = _object_in(read_text(beside), str(beside))
     return said
+
+
+def _object_in(text: str, where: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(text)
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise UsageError(f"{where} is no JSON object, which says how a LoRA is scaled")
+    return settings
 
 
 def _scales_in(settings: Mapping[str, Any]) -> Scales:

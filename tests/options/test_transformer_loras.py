@@ -421,6 +421,16 @@ class TestScales:
         )
         assert scales["transformer"].of("x_embedder", RANK) == 4.0
 
+    @pytest.mark.parametrize("text", ["{", "[1]", "version https://git-lfs"])
+    def test_that_cannot_be_read_are_told(self, tmp_path: Path, text: str) -> None:
+        """Without them, an update would be of another strength."""
+        file = tmp_path / "adapter_model.safetensors"
+        with pytest.raises(UsageError, match="in its header is no JSON object"):
+            scales_beside(file, {"lora_adapter_metadata": text})
+        (tmp_path / "adapter_config.json").write_text(text)
+        with pytest.raises(UsageError, match=r"adapter_config\.json is no JSON object"):
+            scales_beside(file, {})
+
 
 @pytest.fixture
 def style(tmp_path: Path) -> tuple[Path, Tensors]:
