@@ -222,10 +222,11 @@ def _without_filling(added: Tensor, given: Given) -> Tensor:
     image would else decide by the prompts beside its own.
     """
     mask = given.args[1] if len(given.args) > 1 else None
-    is_mask = isinstance(mask, Tensor) and mask.dtype == torch.bool
-    if is_mask and mask.shape == added.shape[:2]:
-        return added.masked_fill(~mask[..., None], 0)
-    return added
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        return added
+    if mask.shape != added.shape[:2]:
+        return added
+    return added.masked_fill(~mask[..., None], 0)
 
 
 def _mean_size(tensor: Tensor) -> Tensor:
