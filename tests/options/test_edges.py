@@ -8,6 +8,7 @@ import pytest
 
 from runners.reference import limits_of
 from sdopt.errors import UsageError
+from sdopt.options import dbcache, magcache, offload, quantization  # noqa: F401 (options that nothing else here imports)
 from sdopt.options.base import Optimization
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import evidence, image
@@ -42,7 +43,10 @@ GROUNDS = {
         "caching=magcache", "caching", ("model=emoji_dit", "workload.steps=25"), size=64
     ),
     "DualBlockCache": Ground(
-        "caching=dbcache", "caching", ("model=emoji_dit", "workload.steps=20"), size=64
+        "caching=dbcache",
+        "caching",
+        ("model=emoji_dit", "workload.steps=20", "caching.threshold=0.5"),
+        size=64,
     ),
     "TaylorSeer": Ground("caching=taylorseer", "caching", ("workload.steps=8",)),
     "TokenMerging": Ground("caching=tome", "caching"),
@@ -115,10 +119,9 @@ def kinds(kind: type[Any] = Optimization) -> list[type[Any]]:
 
 def cases() -> list[Any]:
     found = []
+    by_name = {kind.__name__: kind for kind in kinds()}
     for name, ground in GROUNDS.items():
-        kind = next((each for each in kinds() if each.__name__ == name), None)
-        if kind is None:
-            continue
+        kind = by_name[name]
         for key in keys_of(kind):
             whole = "int" in str(get_type_hints(kind)[key.name])
             for value in ELSEWHERE.get(

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import signal
 import statistics
 import subprocess
 import time
@@ -28,7 +29,7 @@ from sdopt.apps.serving.server import listen, serve
 from sdopt.apps.traffic.figures import Window, bracketing, window_of
 from sdopt.apps.traffic.generator import PATH, Sent, generate
 from sdopt.apps.traffic.twin import batched, highest_rate, unit_trace
-from sdopt.errors import SdoptError, UnavailableError
+from sdopt.errors import ENDINGS, SdoptError, UnavailableError
 from sdopt.hardware.device import Device
 from sdopt.hardware.nvml import GpuMonitor
 from sdopt.measure.interference import InterferenceMeter
@@ -182,12 +183,16 @@ class LoadTest:
                 raise
 
         try:
-            await serve(engine, candidate.serving, self._device, listening, send)
+            number_of_signal = await serve(
+                engine, candidate.serving, self._device, listening, send
+            )
         finally:
             if replicate.windows:
                 # What a thread still sends to a server that has ended is no window.
                 candidate.row.replicates.append(deepcopy(replicate))
-        if not whole:  # a signal ended the server
+        if not whole:  # a signal ended the server, and now the command
+            if number_of_signal in ENDINGS:
+                signal.raise_signal(number_of_signal)
             raise KeyboardInterrupt
 
     def _end(self) -> None:

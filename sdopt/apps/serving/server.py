@@ -45,10 +45,13 @@ async def serve(
     device: Device,
     listening: socket.socket,
     use: Callable[[], Awaitable[None]],
-) -> None:
+) -> int | None:
     """Serves a variant until `use` returns, or until SIGTERM or Ctrl-C; then ends what is drawn, and returns.
 
     `use` is called once when requests are taken; where the server is told to end before it returns, it is cancelled.
+
+    Returns:
+        The number of the signal that ended it, if one did.
 
     Raises:
         UnavailableError: the worker cannot be started, or an option has no effect in it.
@@ -83,17 +86,19 @@ async def serve(
     try:
         await server.serve(sockets=[listening])
         await drawing
+        return server.signal
     except (WorkerError, OSError) as error:
-        if not server.told:
-            reason = error.reason if isinstance(error, WorkerError) else error
-            hint = (
-                ""
-                if len(variant.shapes) == 1
-                else "; fewer or smaller workload.batch_size need less memory"
-            )
-            raise UnavailableError(
-                f"{variant.name}: cannot be served: {reason}{hint}"
-            ) from error
+        if server.told:
+            return server.signal
+        reason = error.reason if isinstance(error, WorkerError) else error
+        hint = (
+            ""
+            if len(variant.shapes) == 1
+            else "; fewer or smaller workload.batch_size need less memory"
+        )
+        raise UnavailableError(
+            f"{variant.name}: cannot be served: {reason}{hint}"
+        ) from error
     finally:
         engine.stop()
         using.cancel()
@@ -109,6 +114,8 @@ class _Server(uvicorn.Server):
         self._batcher, self._loop = batcher, asyncio.get_running_loop()
         self.told = False
         """Whether it was told to end."""
+        self.signal: int | None = None
+        """The first signal that told it."""
         self.use: asyncio.Future[None] = self._loop.create_future()
         """What is cancelled then."""
 
@@ -130,6 +137,7 @@ class _Server(uvicorn.Server):
 
     @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.signal = self.signal or sig
         self._loop.call_soon_threadsafe(self._end_at_once if self.told else self.drain)
 
     @override

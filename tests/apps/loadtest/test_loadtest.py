@@ -172,7 +172,7 @@ class TestTheCommand:
 
     @pytest.mark.parametrize(
         ("ends", "code", "reason"),
-        [(False, 3, "baseline, single: requests at 4"), (True, 130, "interrupted")],
+        [(False, 3, "baseline, single: requests at 4"), (True, 143, "interrupted")],
     )
     def test_what_was_measured_of_a_row_is_kept(
         self,
