@@ -316,6 +316,10 @@ def _rounds_note(result: StudyResult) -> str:
     )
 
 
+_MOST_STARTS = 8
+"""Start-ups that a note tells of, in the order of the study."""
+
+
 def _start_notes(summary: Summary) -> Iterator[str]:
     """Yields notes on the extra start-up time of options, if it is large."""
     starts = []
@@ -327,7 +331,9 @@ def _start_notes(summary: Summary) -> Iterator[str]:
                 f"{row.variant.name} takes {extra} longer than {row.reference} {when}, {repaid}"
             )
     if starts:
-        yield f"Start-up: {'; '.join(starts)}."
+        more = len(starts) - _MOST_STARTS
+        rest = f"; and {more} more, in table.csv (start/extra_s)" if more > 0 else ""
+        yield f"Start-up: {'; '.join(starts[:_MOST_STARTS])}{rest}."
     packages = []
     for variant in summary.result.variants:
         seconds = compiled_earlier_s(variant)
