@@ -552,7 +552,7 @@ def test_a_shift_that_a_pipeline_computes_without_the_scheduler_is_refused(
 
 def test_a_distilled_model_with_another_scheduler_is_said(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(EMOJI, tmp_path / "model"))
-    edit(folder / "scheduler" / "scheduler_config.json", _class_name="LCMScheduler")
+    edit(folder / "model_index.json", scheduler=["diffusers", "LCMScheduler"])
     model = Model(weights="path", path=str(folder))
     assert "its own scheduler is LCMScheduler" in sampling_remarks(model, DDIM)[0]
     assert not sampling_remarks(model, LCM)
