@@ -22,6 +22,7 @@ from sdopt.library.state import (
     as_prompts,
     keep,
     named_as_chosen,
+    require_one_attention,
     require_plain,
     state_of,
     whole_process,
@@ -123,6 +124,7 @@ def optimize(
         prompts,
         None if config_dir is None else Path(config_dir),
     )
+    require_one_attention(pipe, assembly)
     before, process = Snapshot.of(pipe), ProcessChanges()
     try:
         with whole_process(), process.noted():

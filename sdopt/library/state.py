@@ -1,6 +1,7 @@
 """What a pipeline keeps of the options that were applied to it, and its calls, which run with what the options add."""
 
 import functools
+import gc
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -252,6 +253,30 @@ def require_plain(pipe: "DiffusionPipeline") -> None:
         raise UsageError(
             "this pipeline already has options applied; undo them first with sdopt.undo(pipe)"
         )
+
+
+def require_one_attention(pipe: "DiffusionPipeline", assembly: Assembly) -> None:
+    """Raises ConflictError if another pipeline of the same denoiser has another attention: one of them would not run."""
+    chosen = _attention_of(assembly)
+    if not chosen:
+        return
+    gc.collect()  # the other one may be waiting to be freed
+    denoiser = unwrapped(denoiser_of(pipe))
+    others = set()
+    for applied in tuple(APPLIED):
+        other = applied.assembly
+        if unwrapped(denoiser_of(other.pipe)) is denoiser:
+            others.add(_attention_of(other))
+    if others := others - {"", chosen}:
+        raise ConflictError(
+            f"{chosen}: another pipeline of the same denoiser has {min(others)}, and only one of the two can run: undo it"
+        )
+
+
+def _attention_of(assembly: Assembly) -> str:
+    if "attention" not in assembly.options:
+        return ""
+    return as_choice("attention", assembly.choices["attention"])
 
 
 def named_as_chosen(

@@ -770,6 +770,21 @@ class TestUndo:
         assert np.array_equal(drawn(sdopt.undo(pipe)), before)
         assert "forward" not in vars(pipe.unet)
 
+    def test_two_pipelines_of_one_denoiser_have_one_attention(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
+        """PyTorch ran the kernel of the first one in calls of both."""
+        other = by_hand(pipe)
+        sdopt.optimize(pipe, attention="math")
+        with pytest.raises(ConflictError, match="same denoiser has attention=math"):
+            sdopt.optimize(other, attention="flash")
+        sdopt.optimize(other, attention="math", layout="channels_last")
+        sdopt.undo(other)
+        sdopt.undo(pipe)
+        sdopt.optimize(other, attention="flash")
+        del other
+        sdopt.optimize(pipe, attention="math")
+
     def test_a_copy_of_the_pipeline_is_refused(
         self, pipe: StableDiffusionPipeline
     ) -> None:
