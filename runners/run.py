@@ -85,7 +85,7 @@ def _say_interrupted(launched: "Launched") -> None:
     print("sdopt: interrupted", file=sys.stderr)
     folder = launched.folder
     if folder is not None and any(folder.rglob("result.json")):
-        again = command_line("run", f"resume={folder}")
+        again = command_line("run", f"resume={folder}", *launched.functions)
         what = "sweep" if launched.sweep else "study"
         print(
             f"What was measured is kept; `{again}` continues the {what}.",
@@ -106,7 +106,7 @@ def _finish(launched: "Launched", code: int, target: Path | None) -> int:
     if launched.sweep:
         from sdopt.gate.judge import worst_code
 
-        of_sweep = summarise_sweep(launched.folder, terminal())
+        of_sweep = summarise_sweep(launched.folder, terminal(), launched.functions)
         return code or worst_code((of_sweep, 3 if launched.lost else 0))
     from sdopt.report.sweep import exit_code
 

@@ -19,6 +19,7 @@ from sdopt.conclusion import Conclusion
 from sdopt.config.again import note_commands
 from sdopt.config.composer import HydraComposer
 from sdopt.config.groups import data_sheets
+from sdopt.config.models import named_again
 from sdopt.config.parse import RunConfig
 from sdopt.errors import (
     ConflictError,
@@ -127,7 +128,10 @@ class Experiment:
 
     @property
     def _conclusion(self) -> Conclusion:
-        again = "" if self.in_sweep else command_line("run", f"resume={self.folder}")
+        again = ""
+        if not self.in_sweep:
+            functions = named_again(self.command)
+            again = command_line("run", f"resume={self.folder}", *functions)
         return Conclusion(
             self.config, self.folder, self.context, self.console, self.brief, again
         )

@@ -31,6 +31,7 @@ from sdopt.config.composed import (
 )
 from sdopt.config.compositions import composition_errors, in_one_line
 from sdopt.config.groups import require_overrides
+from sdopt.config.models import named_again
 from sdopt.config.overrides import group_of, key_of
 from sdopt.errors import (
     ENDINGS,
@@ -93,6 +94,7 @@ class Launched:
         lost: whether a launcher lost a job of a sweep, for example because its machine went down.
         occupied: whether a job of a sweep refused its folder, because another process writes it.
         code: the exit code of a dry run.
+        functions: what names the functions of users' files once more beside `resume`.
     """
 
     folder: Path | None = None
@@ -100,6 +102,7 @@ class Launched:
     lost: bool = False
     occupied: bool = False
     code: int = 0
+    functions: Sequence[str] = ()
 
 
 def launch(
@@ -130,6 +133,7 @@ def launch(
     began = time.monotonic() if began is None else began
     try:
         line = CommandLine.of(with_resumed(argv))
+        launched.functions = named_again(line.overrides)
         add_working_folder()
         command = _command_of(line)
         if one_study and (command is None or command.sweep):
@@ -225,7 +229,8 @@ def _require_folder(command: Command) -> None:
     """
     folder = command.folder
     if not command.resumes and (held := _held_in(folder, command)):
-        again = command_line("run", f"resume={folder}")
+        functions = named_again(command.line.overrides)
+        again = command_line("run", f"resume={folder}", *functions)
         raise OccupiedError(
             f"{folder}: holds {held}; continue it with `{again}`, or choose another"
         )
@@ -345,7 +350,8 @@ def _require_lost_job(error: Exception, command: Command) -> None:
     )
     if command.sweep and begun and not isinstance(error, OSError):
         # Jobs record their own errors; this error is from the launcher, for a job that died without a message.
-        again = command_line("run", f"resume={folder}", "retry_failed=true")
+        words = ("retry_failed=true", *named_again(command.line.overrides))
+        again = command_line("run", f"resume={folder}", *words)
         problem = f"a job of {folder} ended unexpectedly: {type(error).__name__}: {in_one_line(error)[:300]}"
         print_problems([f"{problem}; `{again}` measures the rest"])
     elif (
@@ -442,8 +448,13 @@ def _objective(run_config: RunConfig, result: StudyResult) -> Any:
     return values if len(values) > 1 else values[0]
 
 
-def summarise_sweep(folder: Path, console: Console) -> int:
-    """Prints, writes and logs the table and the report of a sweep; returns the exit code for all jobs."""
+def summarise_sweep(
+    folder: Path, console: Console, functions: Sequence[str] = ()
+) -> int:
+    """Prints, writes and logs the table and the report of a sweep; returns the exit code for all jobs.
+
+    `functions` are as `Launched` has them.
+    """
     from sdopt.report.markdown import written
     from sdopt.report.sweep import read_sweep
     from sdopt.report.terminal import shown
@@ -477,7 +488,8 @@ def summarise_sweep(folder: Path, console: Console) -> int:
     print_line(console, f"sweep: {folder}")
     rows = chain.from_iterable(study.variants for study in sweep.studies.values())
     if any(row.to_retry for row in rows):
-        again = command_line("run", f"resume={folder}", "retry_failed=true")
+        words = ("retry_failed=true", *functions)
+        again = command_line("run", f"resume={folder}", *words)
         print_problems([f"`{again}` measures again what failed"])
     studies = list(sweep.studies.values())
     # A resumed sweep may disable tracking, which only the jobs of that run have recorded.

@@ -20,7 +20,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]  # OmegaConf raises i
 from sdopt.config.command import CommandLine, run_hydra
 from sdopt.config.compositions import Compositions, composition_errors
 from sdopt.config.groups import default_options, require_overrides
-from sdopt.config.models import own_functions
+from sdopt.config.models import named_again, own_functions
 from sdopt.config.overrides import (
     group_of,
     key_of,
@@ -408,13 +408,10 @@ def _require_named(recorded: Sequence[str], given: Sequence[str]) -> None:
     if lacking := [
         function for function in own_functions(recorded) if function not in said
     ]:
-        factories = own_functions(
-            override for override in recorded if group_of(key_of(override)) == "model"
-        )
-        key = "model" if lacking[0] in factories else "patch"
+        again = " ".join(named_again(recorded))
         raise UsageError(
-            f"resume: the study runs code, {', '.join(lacking)}; name it once more beside resume, as in "
-            f"{key}={lacking[0]}, so that a folder never decides what runs"
+            f"resume: the study runs code, {', '.join(lacking)}; name it once more beside resume, as in {again}, so that "
+            "a folder never decides what runs"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from sdopt.config.overrides import listed, parsed_override, written_key
+from sdopt.config.overrides import group_of, listed, parsed_override, written_key
 from sdopt.config.paths import CONF, options_of, whole_path
 from sdopt.errors import UsageError
 from sdopt.pipelines.family import Family
@@ -121,6 +121,17 @@ def own_functions(overrides: Iterable[str]) -> list[str]:
         for function in _FUNCTION.findall(override):
             named[absolute(function.strip())] = None
     return list(named)
+
+
+def named_again(overrides: Sequence[str]) -> list[str]:
+    """Returns what names the functions of overrides once more beside `resume`, so that no folder decides what runs."""
+    of_models = [word for word in overrides if group_of(written_key(word)) == "model"]
+    builders = own_functions(of_models)
+    words = []
+    for function in own_functions(overrides):
+        key = "model" if function in builders else "patch"
+        words.append(f"{key}={function}")
+    return words
 
 
 def _values(override: str) -> list[str]:

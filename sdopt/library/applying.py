@@ -22,8 +22,10 @@ from sdopt.library.state import (
     as_prompts,
     keep,
     named_as_chosen,
+    require_one_attention,
     require_plain,
     state_of,
+    whole_process,
 )
 from sdopt.measure.generators import kept_generators
 from sdopt.measure.trace import trace_call
@@ -100,7 +102,8 @@ def optimize(
 
     Returns:
         The same pipeline. `prove` says whether the options took effect, and `undo` takes them back. For `undo`, the
-        parts that options replace or remove stay in memory; a pipeline from `load` keeps none.
+        parts that options replace or remove stay in memory; a pipeline from `load` keeps none. Calls of several threads
+        wait for each other where an option of any pipeline sets what the whole process uses, as `attention=flash` does.
 
     Raises:
         UsageError: there is no such option or key, it cannot apply to a pipeline, a file of it is missing and cannot be
@@ -121,9 +124,10 @@ def optimize(
         prompts,
         None if config_dir is None else Path(config_dir),
     )
+    require_one_attention(pipe, assembly)
     before, process = Snapshot.of(pipe), ProcessChanges()
     try:
-        with process.noted():
+        with whole_process(), process.noted():
             _apply(assembly, parts, prompts)
     except Exception as error:
         process.put_back()
@@ -284,8 +288,8 @@ def undo(pipe: "DiffusionPipeline") -> "DiffusionPipeline":
             ]
         )
     optimized.before.restore(pipe)
-    optimized.process.put_back()
     APPLIED.discard(optimized)
+    optimized.process.put_back([other.process for other in tuple(APPLIED)])
     delattr(pipe, OPTIMIZED)
     return pipe
 

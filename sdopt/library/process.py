@@ -1,8 +1,7 @@
 """Settings of the whole process that an option may leave behind: what changed, and how to put it back."""
 
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,18 +36,7 @@ def _folder_of_kernels(variable: str) -> _Switch:
     return lambda: named_caches().get(variable), write
 
 
-def _fuses_int8() -> bool:
-    # Of what is not imported yet, nothing is to be imported here: it takes seconds.
-    config = sys.modules.get("torch._inductor.config")
-    return config is not None and bool(config.force_fuse_int_mm_with_mul)
-
-
-def _fuse_int8(on: bool) -> None:
-    sys.modules["torch._inductor.config"].force_fuse_int_mm_with_mul = on  # type: ignore[attr-defined]
-
-
 _SWITCHES: dict[str, _Switch] = {
-    "Inductor's force_fuse_int_mm_with_mul": (_fuses_int8, _fuse_int8),
     "deterministic algorithms": (
         torch.get_deterministic_debug_mode,
         torch.set_deterministic_debug_mode,
@@ -103,10 +91,20 @@ class ProcessChanges:
             for name, (before, now) in self.found.items()
         ]
 
-    def put_back(self) -> None:
-        """Puts all settings back, except those that the program has changed since."""
+    def put_back(self, others: Iterable["ProcessChanges"] = ()) -> None:
+        """Puts all settings back, except those that the program, or another pipeline, has changed since.
+
+        `others` are the changes of other pipelines: what they found changed, they will put back as it was before.
+        """
         for name, (before, now) in self.found.items():
             read, write = _SWITCHES[name]
-            if read() == now:
+            later = [other.found for other in others if other.began_from(name, now)]
+            for found in later:
+                found[name] = before, found[name][1]
+            if not later and read() == now:
                 write(before)
         self.found.clear()
+
+    def began_from(self, name: str, value: Any) -> bool:
+        """Returns whether a setting was changed that had a value before."""
+        return name in self.found and self.found[name][0] == value

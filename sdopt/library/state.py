@@ -1,9 +1,10 @@
 """What a pipeline keeps of the options that were applied to it, and its calls, which run with what the options add."""
 
 import functools
+import gc
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle, islice
 from os import PathLike
@@ -55,6 +56,12 @@ class Optimized:
     """Held by a call: what options keep between steps and in the process is that of one call at a time."""
     structure: dict[str, Any] | None = None
     """The layers of the denoiser with their settings, if options keep what they were."""
+
+    @property
+    def sets_process(self) -> bool:
+        """Whether an option sets something of the whole process while a call runs."""
+        options = self.assembly.options.values()
+        return any(option.sets_process for option in options)
 
     def require_fitting(
         self, pipe: "DiffusionPipeline", call: Mapping[str, Any]
@@ -140,6 +147,17 @@ class Optimized:
 APPLIED: "WeakSet[Optimized]" = WeakSet()
 """Those of pipelines that still have their options."""
 
+_PROCESS = RLock()
+
+
+def whole_process() -> AbstractContextManager[Any]:
+    """Returns what one thread at a time enters, if options of some pipeline set what the whole process uses.
+
+    Calls that overlap would run with the settings of each other, and leave them behind.
+    """
+    shared = any(applied.sets_process for applied in tuple(APPLIED))
+    return _PROCESS if shared else nullcontext()
+
 
 def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
     """Stores the state in a pipeline, whose calls then run with the contexts and the arguments that its options add."""
@@ -160,6 +178,7 @@ def keep(pipe: "DiffusionPipeline", optimized: Optimized) -> None:
         state_of(self)  # raises for a copy
         arguments = _fitted(usual, asked) | assembly.call_kwargs | asked
         with (
+            whole_process(),
             optimized.lock,
             optimized.fitting(self, arguments),
             optimized.process.noted(),
@@ -234,6 +253,30 @@ def require_plain(pipe: "DiffusionPipeline") -> None:
         raise UsageError(
             "this pipeline already has options applied; undo them first with sdopt.undo(pipe)"
         )
+
+
+def require_one_attention(pipe: "DiffusionPipeline", assembly: Assembly) -> None:
+    """Raises ConflictError if another pipeline of the same denoiser has another attention: one of them would not run."""
+    chosen = _attention_of(assembly)
+    if not chosen:
+        return
+    gc.collect()  # the other one may be waiting to be freed
+    denoiser = unwrapped(denoiser_of(pipe))
+    others = set()
+    for applied in tuple(APPLIED):
+        other = applied.assembly
+        if unwrapped(denoiser_of(other.pipe)) is denoiser:
+            others.add(_attention_of(other))
+    if others := others - {"", chosen}:
+        raise ConflictError(
+            f"{chosen}: another pipeline of the same denoiser has {min(others)}, and only one of the two can run: undo it"
+        )
+
+
+def _attention_of(assembly: Assembly) -> str:
+    if "attention" not in assembly.options:
+        return ""
+    return as_choice("attention", assembly.choices["attention"])
 
 
 def named_as_chosen(

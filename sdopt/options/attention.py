@@ -172,6 +172,7 @@ class Sdpa(EquivalentAttention):
     """
 
     assumes = ()  # any processor may call it
+    sets_process = True
 
     backend: Annotated[str, OneOf(_BACKENDS)] = "math"
     """The back end; PyTorch raises an error if the back end does not support the denoiser."""

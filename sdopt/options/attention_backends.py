@@ -101,6 +101,11 @@ class Dispatched(Optimization):
 
     @property
     @override
+    def sets_process(self) -> bool:
+        return _OF_PYTORCH.get(self.backend) is not None
+
+    @property
+    @override
     def diffusers_lines(self) -> tuple[str, ...]:
         setting = f'pipe.unet.set_attention_backend("{self.backend}")'
         return (

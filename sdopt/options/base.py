@@ -136,6 +136,11 @@ class Optimization(Configured):
         return self.stage is Stage.COMPILE
 
     @property
+    def sets_process(self) -> bool:
+        """Whether it sets something of the whole process while a call runs, so that no other call may run then."""
+        return False
+
+    @property
     def recording_calls(self) -> int:
         """Number of calls at a shape, after its first one, that still record graphs; memory is measured after them."""
         return 0

@@ -34,6 +34,7 @@ class CudnnBenchmark(Optimization):
 
     claims = LATENCY
     contract = Contract.EQUIVALENT
+    sets_process = True
     diffusers_lines = (
         "import torch",
         "torch.backends.cudnn.benchmark = True",
@@ -210,6 +211,7 @@ class TunableOp(Optimization):
 
     claims = LATENCY
     contract = Contract.EQUIVALENT
+    sets_process = True
     diffusers_lines = (
         "import torch",
         "torch.cuda.tunable.enable(True)",

@@ -86,6 +86,11 @@ class Precision(Optimization):
 
     @property
     @override
+    def sets_process(self) -> bool:
+        return self.tf32 != "default"
+
+    @property
+    @override
     def diffusers_lines(self) -> tuple[str, ...]:
         """What does more than load the weights in their type: `pipe.to` would cast what networks keep in float32."""
         lines = ["import torch"]

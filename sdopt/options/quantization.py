@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -264,8 +265,18 @@ class TorchAo(Quantized):
         ]
 
     @override
+    def context(self, pipe: Pipeline) -> AbstractContextManager[Any]:
+        if self.weights != "int8":
+            return super().context(pipe)
+        from torch._inductor import config
+
+        # In each call, because a setting of Inductor is that of the thread that makes it.
+        fused = {"force_fuse_int_mm_with_mul": self.activations}
+        patched: AbstractContextManager[Any] = config.patch(fused)
+        return patched
+
+    @override
     def _quantize(self, denoiser: Any) -> None:
-        from torch import _inductor as inductor
         from torchao import quantization
         from torchao.quantization import PerRow
 
@@ -277,7 +288,6 @@ class TorchAo(Quantized):
             config = (activated if self.activations else alone)(
                 version=2, set_inductor_config=False
             )
-            inductor.config.force_fuse_int_mm_with_mul = self.activations
         elif self.activations:
             fp8 = quantization.Float8DynamicActivationFloat8WeightConfig
             config = fp8(granularity=PerRow(), set_inductor_config=False)

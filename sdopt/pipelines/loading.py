@@ -92,7 +92,16 @@ def part_config(model: Model, part: str) -> dict[str, Any] | None:
         return None  # conflicts are checked before anything is fetched, or built by a function
     if not path.is_file():
         return None
-    return dict(read_json(path)) | (marks_of(model) if part == "scheduler" else {})
+    config = dict(read_json(path))
+    if part != "scheduler":
+        return config
+    return config | _of_index(folder_of(model)) | marks_of(model)
+
+
+def _of_index(folder: Path) -> dict[str, str]:
+    """Returns the class of a pipeline's scheduler: diffusers loads that of the index, whatever the scheduler's file says."""
+    _, class_name = parts_in(folder).get("scheduler", ("", ""))
+    return {"_class_name": class_name} if class_name else {}
 
 
 def _described(model: Model) -> LoadedModel | Built | None:

@@ -146,19 +146,18 @@ def shift_of(own: Mapping[str, Any], cls: Any) -> dict[str, Any]:
 
 
 def unclipped(own: Mapping[str, Any], scheduler: Scheduler) -> dict[str, Any]:
-    """Returns what keeps a chosen scheduler from clipping, where the model's own one clips no images and so is silent.
+    """Returns what keeps a chosen scheduler from clipping, where the model's own configuration does not say so.
 
-    DDIM would by default, and latents of Stable Diffusion go beyond -1 and 1.
+    DDIM would by default, and latents of Stable Diffusion go beyond -1 and 1. Its pipelines of diffusers clip none then,
+    and leave the value among those that another scheduler does not take over.
     """
-    of_model = _scheduler_named(own.get("_class_name"))
-    said = "clip_sample" in own or (
-        of_model is not None and "clip_sample" in _arguments(of_model)
-    )
-    return (
-        {"clip_sample": False}
-        if "clip_sample" in _arguments(scheduler_class(scheduler)) and not said
-        else {}
-    )
+    unsaid = "clip_sample" not in own or "clip_sample" in own.get(_UNSAID, ())
+    clips = "clip_sample" in _arguments(scheduler_class(scheduler))
+    return {"clip_sample": False} if clips and unsaid else {}
+
+
+_UNSAID = "_use_default_values"
+"""The key of a loaded scheduler's configuration that names what the model's file does not say."""
 
 
 def _spaced(cls: Any, timesteps: Sequence[int]) -> Any:

@@ -139,7 +139,10 @@ def _with_files(model: Model, folder: Path, cls: Any, dtype: str) -> Piece:
             "from sdopt.schema import Model",
         ),
     )
-    whole = replace(model, path=str(path_of(model).absolute()))
+    parts = {
+        name: file and _absolute(file) for name, file in (model.parts or {}).items()
+    }
+    whole = replace(model, path=_absolute(str(model.path)), parts=parts or None)
     base, without = base_of(model), without_parts(model, folder)
     lines = [
         f"base = {literal(str(folder.absolute()))}",
@@ -157,6 +160,10 @@ def _with_files(model: Model, folder: Path, cls: Any, dtype: str) -> Piece:
         ")",
     ]
     return Piece(imports, tuple(lines))
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def _repository(model: Model, folder: Path) -> Iterator[str]:

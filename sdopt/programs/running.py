@@ -59,7 +59,7 @@ def run_program(
     first = row.image(0, 0)
     if first is None:
         return Program(reason="no image was made to compare its own with")
-    measured = scored_file(folder, first)
+    measured = scored_file(folder, first).absolute()
     # What a function builds is known in this process alone.
     made = built(variant.model)
     arguments = variant, made, device, measured, limit, log, scratch
@@ -104,6 +104,7 @@ def program_drawn(
         code = written(variant, device)
         program = Program(code.text + SAVING if code.public else "", code.lines)
         print(code.text, flush=True)
+        os.chdir(scratch)  # it may be run anywhere
         started = time.monotonic()
         pixels = image_of(code.text)
     except Unwritable as reason:

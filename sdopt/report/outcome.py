@@ -13,6 +13,7 @@ from sdopt.report.markdown import written
 from sdopt.report.tables import to_dataframe
 from sdopt.statistics.rows import Row
 from sdopt.statistics.summary import Summary, summary_of
+from sdopt.statistics.words import unit_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,8 @@ class Outcome(StudyResult):
         """Returns five columns for a paper, the best first: `paper_table().to_latex(index=False)`.
 
         They are the variant, its speed-up with its interval as in "1.06 [1.03, 1.08]", the seconds of a call, the peak
-        memory in GiB, and what is known of its images; "" stands for what was not measured.
+        memory in GiB, and what is known of its images; "" stands for what was not measured. Where calls make different
+        numbers of images, times and speed-ups are per image, and the headings say so.
         """
         import pandas as pd
 
@@ -109,11 +111,11 @@ def _paper_row(row: Row) -> dict[str, str]:
             else f" [{interval.low:.2f}, {interval.high:.2f}]"
         )
         speedup = f"{interval.estimate:.2f}{bounds}"
-    latency, memory = row.latency, row.peak_gib
+    time, memory, unit = row.time, row.peak_gib, unit_text(row.per_image)
     return {
         "variant": row.name,
-        "speed-up": speedup,
-        "time (s)": f"{latency.estimate:.3g}" if latency else "",
+        f"speed-up{unit}": speedup,
+        f"time{unit} (s)": f"{time.estimate:.3g}" if time else "",
         "memory (GiB)": f"{memory:.3g}" if memory else "",
         "images": str(row.images or ""),
     }

@@ -30,8 +30,8 @@ from sdopt.statistics.rows import Row
 from sdopt.statistics.summary import Summary
 
 _BOUNDS = (
-    "A gate's bounds are one-sided, each at its rule's confidence: "
-    "they are narrower than the two-sided intervals of the table."
+    "A gate's bounds are one-sided, at the confidence of each rule, and those of gains at that of all claims together: "
+    "they are others than the two-sided intervals of the table."
 )
 
 

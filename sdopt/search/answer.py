@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+from sdopt.config.models import own_functions
 from sdopt.errors import counted
 from sdopt.preparation import remarks_on_model
 from sdopt.record.records import StudyResult
@@ -78,6 +79,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
         judged=list(judgements.studies),
         remarks=remarks_on_model(search.space.variants([])[0]),
         config_dir=_whole(search.studies.config_dir),
+        loads=row is None or not own_functions(row.variant.overrides),
     )
 
 

@@ -195,6 +195,8 @@ def answer_of_optimize(record: SearchRecord) -> RenderableType:
         if record.lines:  # of a model that only sdopt can load
             parts.append(Text("In a pipeline `pipe` of diffusers:"))
             parts.append(Padding(Text("\n".join(record.lines)), (0, 0, 0, 4)))
-        parts += [Text(record.program_run), Text("As it was measured:")]
-        parts.append(Padding(Text(load_line(record, best.name)), (0, 0, 0, 4)))
+        parts.append(Text(record.program_run))
+        if record.loads:
+            parts.append(Text("As it was measured:"))
+            parts.append(Padding(Text(load_line(record, best.name)), (0, 0, 0, 4)))
     return Group(*parts, everything)

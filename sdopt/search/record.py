@@ -145,6 +145,8 @@ class SearchRecord:
     """What speaks for other steps or another scale of guidance than the model was tried with."""
     config_dir: str = ""
     """The folder with groups of the user's own; "" without one."""
+    loads: bool = True
+    """Whether `sdopt.load` takes the winner, or what is undecided: it refuses code that a result names."""
 
     @property
     def best(self) -> SearchEntry | None:
@@ -215,8 +217,9 @@ def blocks_of(record: SearchRecord, brief: bool = False) -> list[Block]:
                 )
             )
         blocks += [Notes([record.program_run])] if record.program_run else []
-        how = "Or, as it was measured" if record.lines else "As it was measured"
-        blocks.append(Code(how, [load_line(record, record.winner)], "python"))
+        if record.loads:
+            how = "Or, as it was measured" if record.lines else "As it was measured"
+            blocks.append(Code(how, [load_line(record, record.winner)], "python"))
     if judged := [entry.command for entry in record.entries if entry.command]:
         blocks.append(Code("To measure the judged combinations again", judged, "bash"))
     blocks.append(Notes([*_words(record), *record.remarks, *record.notes]))

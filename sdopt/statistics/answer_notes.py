@@ -116,7 +116,7 @@ def _judging_notes(result: StudyResult) -> Iterator[str]:
     if result.judgements:
         intervals = ""
         if _bounded(result):
-            intervals = "; speed follows the two-sided intervals, which are wider than the gate's one-sided bounds"
+            intervals = "; speed follows the two-sided intervals, and not the gate's one-sided bounds"
         yield f"Images and pass or fail follow gate={result.gate}{intervals}."
         return
     if result.baseline_variant.status.failure:
@@ -131,8 +131,8 @@ def _judging_notes(result: StudyResult) -> Iterator[str]:
         if result.status == "finished":
             yield "There are no images to judge: measure again with gate=default, which draws them."
         return
-    if drawn and all(variant.trips for variant in drawn):
-        return  # broken images need no gate
+    if all(variant.trips for variant in drawn):
+        return  # broken images need no gate, and where none were drawn, it has nothing to judge
     others = "other " if any(variant.trips for variant in drawn) else ""
     yield f"The {others}images were not judged: {_how_to_judge(result)}."
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sdopt.contract import Contract
-from sdopt.record.choices import difference
+from sdopt.record.choices import difference, written_value
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Verdict, worst
+from sdopt.schema import THRESHOLDS
 from sdopt.statistics.answer_notes import notes_of
 from sdopt.statistics.figures import first_rows, rows_of
 from sdopt.statistics.measures import is_of_images
@@ -134,15 +135,30 @@ def _judged(result: StudyResult, rows: Sequence[Row]) -> Row:
 
 
 def _command_of(result: StudyResult, variant: VariantResult) -> str:
-    """Returns the command that measures a variant again, with the gate that judged it in place of the study's own."""
-    own = result.config.gate.name
+    """Returns the command that measures a variant again, and judges it as the study was judged since."""
+    if not variant.command:
+        return ""
     words = variant.command.split(" ")
-    if not variant.command or result.gate in ("", own):
-        return variant.command
-    if f"gate={own}" not in words:
-        return f"{variant.command} gate={result.gate}"
-    words[words.index(f"gate={own}")] = f"gate={result.gate}"
+    for key, value in _judged_since(result, variant).items():
+        word = f"{key}={value}"
+        places = [i for i, old in enumerate(words) if old.startswith(f"{key}=")]
+        if places:
+            words[places[-1]] = word
+        else:
+            words.append(word)
     return " ".join(words)
+
+
+def _judged_since(result: StudyResult, variant: VariantResult) -> dict[str, str]:
+    """Returns by which gate and thresholds a study was judged, where these are not those that it was measured with."""
+    keys = {}
+    if result.gate not in ("", result.config.gate.name):
+        keys["gate"] = result.gate
+    for name in THRESHOLDS:
+        value = getattr(result.config.protocol, name)
+        if value != getattr(variant.config.protocol, name):
+            keys[f"protocol.{name}"] = written_value(value)
+    return keys
 
 
 def _option_of(row: Row, baseline: str) -> str:

@@ -168,6 +168,9 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     return metrics
 
 
+_COUNTS = "options/"
+"""How the names of metrics begin that studies of a sweep add up."""
+
 _UNTRIED = (Status.SKIPPED, Status.PENDING, Status.INTERRUPTED)
 
 OF_THE_BEST = (
@@ -378,7 +381,7 @@ def sweep_metrics(sweep: Sweep) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for summary in sweep.summaries.values():
         for name, value in study_metrics(summary).items():
-            if name not in OF_THE_BEST:
+            if name.startswith(_COUNTS):
                 metrics[name] = metrics.get(name, 0) + value
     if sweep.best is not None:
         job, _ = sweep.best

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, ClassVar
 
 import huggingface_hub
@@ -213,6 +213,32 @@ class TestOptimize:
             drawn(pipe, num_inference_steps=3, callback_on_step_end=meanwhile), alone
         )
         others[0].join()
+
+    def test_calls_of_two_pipelines_share_no_setting_of_the_process(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
+        """Of two that are in attention at once, the one that leaves last would put back what the other had set."""
+        before, other = settings(), packaged_pipe()
+        sdopt.optimize(pipe, attention="math")
+        sdopt.optimize(other, attention="math")
+        begun, left = Event(), Event()
+        beside = Thread(target=drawn, args=(other,), kwargs={"num_inference_steps": 1})
+
+        def meanwhile(*_: Any) -> None:
+            beside.start()
+            begun.wait(0.3)
+
+        def until_left(*_: Any) -> None:
+            begun.set()
+            left.wait(5)
+
+        pipe.unet.conv_in.register_forward_pre_hook(meanwhile)
+        other.unet.conv_in.register_forward_pre_hook(until_left)
+        drawn(pipe, num_inference_steps=1)
+        left.set()
+        beside.join()
+        assert begun.is_set(), "it was called, too"
+        assert differences(before) == set()
 
     @pytest.mark.parametrize(
         "caching",
@@ -744,6 +770,21 @@ class TestUndo:
         assert np.array_equal(drawn(sdopt.undo(pipe)), before)
         assert "forward" not in vars(pipe.unet)
 
+    def test_two_pipelines_of_one_denoiser_have_one_attention(
+        self, pipe: StableDiffusionPipeline
+    ) -> None:
+        """PyTorch ran the kernel of the first one in calls of both."""
+        other = by_hand(pipe)
+        sdopt.optimize(pipe, attention="math")
+        with pytest.raises(ConflictError, match="same denoiser has attention=math"):
+            sdopt.optimize(other, attention="flash")
+        sdopt.optimize(other, attention="math", layout="channels_last")
+        sdopt.undo(other)
+        sdopt.undo(pipe)
+        sdopt.optimize(other, attention="flash")
+        del other
+        sdopt.optimize(pipe, attention="math")
+
     def test_a_copy_of_the_pipeline_is_refused(
         self, pipe: StableDiffusionPipeline
     ) -> None:
@@ -905,22 +946,6 @@ def test_a_folder_of_kept_kernels_is_the_option_s_alone(
     assert not {*CACHES} & os.environ.keys()
 
 
-def test_how_products_of_int8_are_compiled_is_the_option_s_alone() -> None:
-    """`precision=int8_torchao` sets it for the whole process."""
-    from torch._inductor import config
-
-    changes = ProcessChanges()
-    with config.patch(force_fuse_int_mm_with_mul=False):
-        with changes.noted():
-            config.force_fuse_int_mm_with_mul = True
-        [line] = changes.lines()
-        name, _, told = line.partition(": ")
-        assert name == "Inductor's force_fuse_int_mm_with_mul"
-        assert told == "False before, True now"
-        changes.put_back()
-        assert not config.force_fuse_int_mm_with_mul
-
-
 def test_what_the_program_changes_stays() -> None:
     changes, threads = ProcessChanges(), torch.get_num_threads()
     with changes.noted():
@@ -929,5 +954,21 @@ def test_what_the_program_changes_stays() -> None:
         torch.set_num_threads(threads + 2)
         changes.put_back()
         assert torch.get_num_threads() == threads + 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_what_two_pipelines_change_is_put_back_in_any_order(
+    order: tuple[int, int],
+) -> None:
+    threads, changes = torch.get_num_threads(), [ProcessChanges(), ProcessChanges()]
+    for more, each in enumerate(changes, 1):
+        with each.noted():
+            torch.set_num_threads(threads + more)
+    try:
+        for number in order:
+            changes[number].put_back(changes)
+        assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(threads)

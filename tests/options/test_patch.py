@@ -447,8 +447,13 @@ def test_no_result_runs_what_nobody_named(code: Path) -> None:
         ), refused.err
     elsewhere = sdopt(own, *more, FUNCTIONS[0], "patch=elsewhere/mine.py:steps")
     assert (elsewhere.code, "runs code" in elsewhere.err) == (2, True)
+    # As the command says that keeps what was measured.
+    words_before = ["model=factory", *FUNCTIONS, f"hydra.run.dir={done.folder}"]
+    taken = sdopt(own, "run", *words_before)
+    words = taken.err.partition(" run resume=")[2].partition("`")[0].split()[1:]
+    assert len(words) == 2, taken.err
     with fake_workers():
-        assert sdopt(own, *more, *FUNCTIONS).code == 0
+        assert sdopt(own, *more, *words).code == 0
     (code / "mine.py").write_text(CODE + "\nchanged = True\n")
     changed = sdopt(
         own, "run", f"resume={done.folder}", "protocol.replicates=3", *FUNCTIONS

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import Any
 
@@ -44,19 +45,32 @@ class TestOptions:
     @NEEDS_TORCHAO
     @pytest.mark.parametrize("kind", ["int8", "fp8"])
     def test_inductor_tunes_no_kernel_for_torchao(self, kind: str) -> None:
-        """TorchAO would have it tune each by coordinate descent: many minutes, whose gain is none of 8 bits."""
+        """TorchAO would have it tune each by coordinate descent: many minutes, whose gain is none of 8 bits.
+
+        What Inductor is told holds for one thread, and others may make the calls: it is told in each.
+        """
         from torch._inductor import config
 
-        layer = torch.nn.Sequential(torch.nn.Linear(64, 64))
+        layer, fused = torch.nn.Sequential(torch.nn.Linear(64, 64)), []
+        option = TorchAo(
+            weights={"int8": "int8", "fp8": "float8_e4m3fn"}[kind],
+            activations=kind == "int8",
+        )
+
+        def call() -> None:
+            with option.context(None):
+                fused.append(config.force_fuse_int_mm_with_mul)
+
         with config.patch(
             coordinate_descent_tuning=False, force_fuse_int_mm_with_mul=False
         ):
-            TorchAo(
-                weights={"int8": "int8", "fp8": "float8_e4m3fn"}[kind],
-                activations=kind == "int8",
-            )._quantize(layer)
+            option._quantize(layer)
+            thread = Thread(target=call)
+            thread.start()
+            thread.join()
             assert not config.coordinate_descent_tuning
-            assert config.force_fuse_int_mm_with_mul is (kind == "int8")
+            assert not config.force_fuse_int_mm_with_mul
+        assert fused == [kind == "int8"]
 
     @pytest.mark.parametrize("package", ["torchao", "sdnq"])
     def test_it_is_for_memory_and_where_products_are_in_8_bits_for_latency(

@@ -25,6 +25,7 @@ from sdopt.pipelines.family import family_named
 from sdopt.pipelines.loading import (
     clip_skip_of,
     name_of,
+    part_config,
     sampling_problems,
     sampling_remarks,
 )
@@ -35,6 +36,7 @@ from sdopt.pipelines.sampling import (
     late_start,
     marks_in,
     scheduler_like,
+    scheduler_settings,
     unread_by,
     unsuited,
 )
@@ -550,7 +552,7 @@ def test_a_shift_that_a_pipeline_computes_without_the_scheduler_is_refused(
 
 def test_a_distilled_model_with_another_scheduler_is_said(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(EMOJI, tmp_path / "model"))
-    edit(folder / "scheduler" / "scheduler_config.json", _class_name="LCMScheduler")
+    edit(folder / "model_index.json", scheduler=["diffusers", "LCMScheduler"])
     model = Model(weights="path", path=str(folder))
     assert "its own scheduler is LCMScheduler" in sampling_remarks(model, DDIM)[0]
     assert not sampling_remarks(model, LCM)
@@ -582,14 +584,28 @@ def test_a_program_s_own_pipeline_keeps_its_family() -> None:
         plan_for(pipe, {"scheduler": "ddim"}, (), (), None)
 
 
+@pytest.mark.parametrize("own", [EulerDiscreteScheduler, DDIMScheduler])
 @pytest.mark.parametrize(
     ("options", "clips"), [({}, False), ({"clip_sample": True}, True)]
 )
 def test_a_model_that_says_nothing_of_clipping_is_not_clipped(
-    options: dict[str, Any], clips: bool
+    own: Any, options: dict[str, Any], clips: bool
 ) -> None:
-    made = scheduler_like(EulerDiscreteScheduler(), Scheduler(options=options))
+    made = scheduler_like(own.from_config({}), Scheduler(options=options))
     assert made.config.clip_sample is clips
+    said = scheduler_settings({"_class_name": own.__name__}, Scheduler(), {})
+    assert said == {"clip_sample": False}
+
+
+def test_the_scheduler_is_the_one_that_the_index_names(tmp_path: Path) -> None:
+    """As diffusers loads it: a program that was written for the other one drew other images."""
+    (tmp_path / "scheduler").mkdir()
+    for file in ("model_index.json", "scheduler/scheduler_config.json"):
+        shutil.copy(EMOJI / file, tmp_path / file)
+    edit(tmp_path / "model_index.json", scheduler=["diffusers", "PNDMScheduler"])
+    config = part_config(Model("it", "path", str(tmp_path)), "scheduler")
+    assert config is not None
+    assert config["_class_name"] == "PNDMScheduler"
 
 
 def test_align_your_steps_is_diffusers_own(composer: type[HydraComposer]) -> None:

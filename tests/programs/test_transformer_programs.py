@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from sdopt.config.paths import CONF
+from sdopt.programs.loading import from_files
+from sdopt.schema import Model, Task
 from tests.fixtures import CPU, Composers, Tiny
 from tests.pipelines.tiny import TINY, tiny
 from tests.pipelines.web_files import gguf_file, original, save, scaled
@@ -127,6 +129,20 @@ def test_reads_a_file_of_the_web_as_a_worker_does(
     assert variant.conflicts(CPU) == []
     found, program = made(variant, tmp_path / "program")
     assert program.draws, f"{program.reason}\n{found.text}"
+
+
+def test_names_the_whole_paths_of_parts_in_files(
+    tiny_folder: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file, base = scaled_file(tmp_path), tiny_folder("flux")
+    monkeypatch.chdir(tmp_path)
+    Path("vae.safetensors").symlink_to(base / "vae/diffusion_pytorch_model.safetensors")
+    parts: dict[str, str | None] = {"vae": "vae.safetensors"}
+    model = Model("flux_dev", "path", file.name, base=str(base), parts=parts)
+    text = "".join(from_files(model, Task(), "float32").lines)
+    assert f"{{'vae': '{tmp_path / 'vae.safetensors'}'}}" in text
 
 
 @pytest.mark.parametrize("option", ["loaded", "fused"])

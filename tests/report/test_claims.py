@@ -35,7 +35,7 @@ from sdopt.report.comparing import comparison_of
 from sdopt.report.markdown import markdown_page, written
 from sdopt.report.page.sections import study_page
 from sdopt.report.tables import to_csv
-from sdopt.report.verdicts import summary_markdown
+from sdopt.report.verdicts import footing_of, summary_markdown
 from sdopt.schema import Gate, Model
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.disturbance import count_rounds
@@ -582,7 +582,7 @@ def test_what_is_of_the_first_shape_alone_names_it(
     assert speedups["64x64b1"]["estimate"] > 1.5 > speedups["128x128b1"]["estimate"]
 
 
-def test_no_gate_is_advised_where_all_were_given_up() -> None:
+def test_no_gate_is_advised_where_all_were_given_up_or_failed() -> None:
     """The baseline alone has images, and would have no others beside it with a gate."""
     result = given_up()
     row = result.variant(OPTIONS[1])
@@ -592,6 +592,20 @@ def test_no_gate_is_advised_where_all_were_given_up() -> None:
         edge for edge in result.comparisons if edge.candidate != OPTIONS[0]
     ]
     assert "not judged" not in str(summary_of(result).notes)
+    result = measured()
+    result.config = replace(result.config, gate=Gate("none"))
+    assert "not judged" in str(summary_of(result).notes)
+    for row in result.candidates:
+        row.status, row.images, row.quality = Status.FAILED, [], {}
+    assert "not judged" not in str(summary_of(result).notes)
+
+
+def test_bounds_of_a_gate_are_not_said_to_be_the_narrower_ones() -> None:
+    """Those of a gain are at the confidence of all claims together: of five, each at 99 %."""
+    result = read_result(RECORD)
+    said = [*summary_of(result).notes, *footing_of(result)]
+    assert "two-sided intervals" in str(said)
+    assert not re.search("narrower|wider", str(said))
 
 
 def leave_open(result: StudyResult, ruling: Ruling) -> None:

@@ -167,6 +167,8 @@ def test_a_winner_of_a_model_that_a_function_builds_is_a_program_that_calls_it(
     assert f'sys.path.append("{tmp_path}")' in program.read_text()
     assert "from mine import make" in program.read_text()
     assert "pipe.to(torch.bfloat16)" in program.read_text()
+    found = sdopt(tmp_path, "show", str(program.parent))
+    assert "sdopt.load(" not in found.out, "it refuses code that a result names"
 
 
 @pytest.mark.slow

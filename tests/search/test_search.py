@@ -540,6 +540,9 @@ def test_the_line_that_loads_names_the_users_own_groups() -> None:
     assert load_line(replace(found, config_dir="/my conf"), COMPILED.name).endswith(
         "variant='compiler=inductor', config_dir='/my conf')"
     )
+    won = replace(found, winner=COMPILED.name)
+    assert "sdopt.load(" in markdown_of(won)
+    assert "sdopt.load(" not in markdown_of(replace(won, loads=False))
 
 
 def test_the_tenth_judged_study_comes_after_the_second(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from sdopt.report.charts.comparisons import forest
 from sdopt.report.charts.times import rounds_plot, stages_plot
 from sdopt.report.comparing import comparison_of
 from sdopt.report.markdown import markdown_page, written
+from sdopt.report.outcome import Outcome
 from sdopt.report.page.sections import study_page
 from sdopt.report.sweep import Sweep
 from sdopt.report.tables import to_csv
@@ -105,6 +106,7 @@ SURFACES: dict[str, Callable[[Summary], str]] = {
     "plot": lambda summary: json.dumps(forest(summary), ensure_ascii=False),
     "MLflow": lambda summary: judged_tags(summary)["mlflow.note.content"],
     "in a program": repr,
+    "paper": lambda summary: str(Outcome.of(summary.result).paper_table().to_dict()),
 }
 
 
@@ -113,7 +115,7 @@ def test_every_surface_has_the_ratio_of_one_image_and_says_so(
     study: StudyResult, surface: str
 ) -> None:
     text = SURFACES[surface](summary_of(study))
-    assert "2.00×" in text
+    assert ("'0.5'" if surface == "paper" else "2.00×") in text
     assert "per image" in text
     assert (
         "slower"

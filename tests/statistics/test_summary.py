@@ -330,6 +330,11 @@ def test_the_command_names_the_gate_that_judged(
     assert timed(study, 1.5, 1.4, 1.6).command == command
     study.gate = "easy"
     assert only(study).command == again
+    # As `sdopt gate … protocol.smallest_speedup=0.1` judges it.
+    protocol = replace(study.config.protocol, smallest_speedup=0.1)
+    study.config = replace(study.config, protocol=protocol)
+    more = f"{again} protocol.smallest_speedup=0.1"
+    assert only(study).command == (more if command else "")
 
 
 @pytest.mark.parametrize("bounds", [(1.4, 1.6), (None, None)])

@@ -23,6 +23,7 @@ import pytest
 from sdopt.conclusion import Conclusion
 from sdopt.errors import UsageError, without_passwords
 from sdopt.locks import exclusive
+from sdopt.record.comparisons import Effect, Interval
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
@@ -854,6 +855,8 @@ def test_of_a_sweep_that_was_interrupted_mlflow_says_so(
     jobs["1"].status = "interrupted"
     for row in jobs["1"].candidates:
         row.status = Status.INTERRUPTED
+        row_effect = Effect((row.name,), Interval(1.1))
+        jobs["1"].effects.append(row_effect)
     asked: list[Any] = []
     monkeypatch.setattr("sdopt.tracking.runs.ask", lambda *given: asked.append(given))
     whole = {"0": jobs["0"]}
@@ -863,6 +866,8 @@ def test_of_a_sweep_that_was_interrupted_mlflow_says_so(
     runs = [run for _, _, _, run, *_ in asked]
     assert [run.status for run in runs] == ["FINISHED", "KILLED", "KILLED"]
     assert [run.metrics["options/tried"] for run in runs] == [2, 2, 2]
+    effects = [name for name in runs[-1].metrics if name.startswith("effect/")]
+    assert not effects, "ratios of several studies have no sum"
     assert {run.tags["team"] for run in runs} == {"vision"}
     assert all(note.startswith(f"**sweep {tmp_path.name}:** ") for *_, note in asked)
 

@@ -31,10 +31,6 @@ _NONLINEAR = ("clip_sample", "thresholding")
 """Scheduler options that make a step nonlinear."""
 
 
-_CLIP = ("DDIMScheduler", "DDPMScheduler")
-"""Schedulers of diffusers that clip images unless their configuration says otherwise."""
-
-
 @dataclass(frozen=True)
 class WholeStep(Compiler):
     """Compiles a whole denoising step with Inductor: scaling, denoiser, guidance and scheduler in one graph.
@@ -113,12 +109,8 @@ class WholeStep(Compiler):
 
 def _is_set(ctx: Context, name: str) -> bool:
     """Returns whether a DDIM scheduler will have an option of `_NONLINEAR`; False where that is not known."""
-    config = part_config(ctx.model, "scheduler")
-    # A scheduler that clips by default needs not say so; where another one says nothing, DDIM does not clip either.
-    of_model = config is not None and config.get(
-        name, name == "clip_sample" and config.get("_class_name") in _CLIP
-    )
-    return bool(ctx.scheduler.options.get(name, of_model))
+    config = part_config(ctx.model, "scheduler") or {}
+    return bool(ctx.scheduler.options.get(name, config.get(name)))
 
 
 class Steps:
