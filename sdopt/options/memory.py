@@ -311,10 +311,6 @@ class TinyVae(Optimization):
             return [
                 "memory.tiny_vae.path and memory.tiny_vae.hub_id: set only one of them"
             ]
-        if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
-            return [
-                f"memory.tiny_vae.path={self.path}: must be a folder with the config.json of an AutoencoderTiny"
-            ]
         try:
             folder = self._folder(ctx.model, fetch=False)
         except UsageError:

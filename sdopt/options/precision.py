@@ -305,12 +305,6 @@ class FixedVae(Precision):
             reasons.append(
                 "precision.weights=float32: does not need this VAE; choose precision=fp32"
             )
-        if self.path and not (Path(self.path).expanduser() / "config.json").is_file():
-            return [
-                *reasons,
-                f"precision.path={self.path}: must be a folder with the config.json of a VAE",
-                *_other_vae(ctx),
-            ]
         with suppress(
             UsageError
         ):  # `files` fetches it, or reports that it is missing, once it is needed

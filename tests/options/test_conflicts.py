@@ -195,7 +195,7 @@ MEMORY = [
         f"{TINY}.path={PACKAGED}/tiny_autoencoder {SD15}",
         "it has latent_channels=8, and the model's own VAE latent_channels=4",
     ),
-    case(f"{TINY}.path=/nowhere", "must be a folder with the config.json of an"),
+    case(f"{TINY}.path=/nowhere", "/nowhere/config.json"),
     case(
         f"{TINY}.path={PACKAGED}/emoji/vae",
         "is of class AutoencoderKL, and must be an AutoencoderTiny",
@@ -391,7 +391,7 @@ PRECISION = [
     case(FIXED),
     case("precision=fp16_vae_fix", "and the model is not SDXL"),
     case(f"{FIXED} memory=tiny_vae", "memory=tiny_vae replaces this VAE"),
-    case(f"{FIXED} precision.path=/nowhere", "must be a folder with the config.json"),
+    case(f"{FIXED} precision.path=/nowhere", "/nowhere/config.json"),
 ]
 
 ENVIRONMENT = [
