@@ -159,11 +159,7 @@ def _source(workload: Workload, model: Model) -> PromptFile:
 def _from_file(source: str, column: str | None) -> PromptFile:
     path = Path(source).expanduser()
     try:
-        if path.is_dir():
-            raise Unreadable(
-                "is a folder; write its prompts into one file, with a prompt per line"
-            )
-        if path.exists() and not path.is_file():
+        if path.exists() and not (path.is_file() or path.is_dir()):
             raise Unreadable(
                 "not a file; it is read more than once, which a pipe cannot be"
             )
@@ -440,28 +436,17 @@ def read_latents(file: str) -> Tensor:
         UsageError: the file cannot be read, or does not hold exactly one such tensor.
     """
     import torch
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     path = Path(file).expanduser()
+    if path.suffix not in (".safetensors", ".pt"):
+        raise UsageError(f"workload.latents={file}: give a .safetensors or a .pt file")
     try:
         if path.suffix == ".safetensors":
             content = load_file(path)
-        elif path.suffix == ".pt":
-            content = torch.load(path, map_location="cpu", weights_only=True)
         else:
-            raise UsageError(
-                f"workload.latents={file}: give a .safetensors or a .pt file"
-            )
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        LookupError,
-        SafetensorError,
-        EOFError,
-        UnpicklingError,
-    ) as error:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # PyTorch and safetensors each raise their own
         reason = first_line(error)
         if isinstance(error, UnpicklingError):  # PyTorch advises to run what it holds
             reason = "it is damaged, or holds other objects than tensors"

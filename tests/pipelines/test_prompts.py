@@ -488,7 +488,7 @@ def test_files_that_hold_no_prompts(
     ("source", "said"),
     [
         ("/dev/zero", "not a file"),
-        ("/tmp", "is a folder; write its"),
+        ("/tmp", r"cannot be read as text \(Is a directory"),
         ("/absent.jsonl", r"cannot be read as text \(No such file"),
     ],
 )
