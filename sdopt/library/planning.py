@@ -23,7 +23,7 @@ from sdopt.options.memory import LayerwiseCasting, TinyVae
 from sdopt.options.precision import FLOATS, FixedVae, FullVae, Precision
 from sdopt.pipelines.catalog import PACKAGED
 from sdopt.pipelines.factory import configs_of
-from sdopt.pipelines.families import side_of
+from sdopt.pipelines.families import factor_of, side_of
 from sdopt.pipelines.family import class_of
 from sdopt.pipelines.loading import LoadedModel, family_of
 from sdopt.pipelines.loras import lora_layers
@@ -133,16 +133,14 @@ def _as_value(chosen: object) -> str:
 def _model_of(pipe: "DiffusionPipeline") -> LoadedModel:
     """Describes the model of a loaded pipeline: its origin and the configurations of its parts."""
     name = str(getattr(pipe, "name_or_path", "") or "")
-    size = (side_of(denoiser_of(pipe).config) or 64) * int(
-        getattr(pipe, "vae_scale_factor", 8)
-    )
-    networks = networks_of(pipe)
+    networks, configs = networks_of(pipe), configs_of(pipe)
+    side = side_of(denoiser_of(pipe).config) or 64
     described = LoadedModel(
         "pipeline",
         "path",
-        size=size,
+        size=side * factor_of(configs.get("vae", {})),
         class_name=class_of(pipe),
-        configs=configs_of(pipe),
+        configs=configs,
         networks=networks,
     )
     origin = Path(name).resolve()

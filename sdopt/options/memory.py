@@ -251,7 +251,7 @@ class VaeTiling(VaeInPieces):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        vae, factor = pipe.vae, pipe.vae_scale_factor
+        vae, factor = pipe.vae, factor_of(pipe.vae.config)
         vae.enable_tiling()
         if self.tile_size is not None and hasattr(vae, "tile_sample_min_size"):
             vae.tile_sample_min_size, vae.tile_latent_min_size = (

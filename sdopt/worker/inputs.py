@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sdopt.options.base import Inputs
-from sdopt.pipelines.families import latent_channels_of
+from sdopt.pipelines.families import factor_of, latent_channels_of
 from sdopt.pipelines.latents import drawn, laid_out
 from sdopt.pipelines.loading import family_of, guidance_of
 from sdopt.pipelines.parts import denoiser_of, unwrapped
@@ -95,7 +95,7 @@ def asked_inputs(
     if variant.task.kind != "txt2img":
         # The call itself makes the initial latents, from the encoded input image and noise that it draws.
         return inputs | {"generator": generators}
-    side = size // pipe.vae_scale_factor
+    side = size // factor_of(pipe.vae.config)
     channels, form = latent_channels_of(pipe.vae.config) or 4, family.latents
     noise = given((channels, side, side))
     latents = (

@@ -269,7 +269,7 @@ def autoencoder(
 
 def _apply(options: Options, name: str, part: Any) -> None:
     named = {name: part}
-    pipe: Any = SimpleNamespace(**named, vae_scale_factor=8, components=named)
+    pipe: Any = SimpleNamespace(**named, components=named)
     for option in options:
         option.apply(pipe)
 

@@ -47,7 +47,7 @@ from sdopt.options.precision import FullVae
 from sdopt.options.quantization import Quantized, QuantizedTextEncoders, TorchAo
 from sdopt.options.text_encoder_offload import TextEncoderOffload
 from sdopt.pipelines.catalog import ARCHITECTURES
-from sdopt.pipelines.families import factor_of, family_of_folder
+from sdopt.pipelines.families import family_of_folder
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.loading import family_of, guidance_of
 from sdopt.pipelines.random_weights import empty_part
@@ -202,7 +202,7 @@ def _in_pieces(
     """Traces the decoding of images in pieces, or by a tiny autoencoder: as many ways to fit into a card have it."""
     # Made anew, since options change it.
     vae = on_meta(_tiny_vae(folder) if tiny else empty_part(folder, "vae"), dtype)
-    pipe: Any = SimpleNamespace(vae=vae, vae_scale_factor=factor_of(vae.config))
+    pipe: Any = SimpleNamespace(vae=vae)
     for option in pieces:
         option.apply(pipe)
     latents = latents_of(network(folder, "vae"), size, images, dtype)
