@@ -8,13 +8,13 @@ import html
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from sdopt.apps.exchange.metadata import Origin, origin_from
+from sdopt.apps.exchange.metadata import Origin, origin_from, with_loras
 from sdopt.errors import UsageError
 from sdopt.text_files import read_text
 
@@ -55,7 +55,7 @@ def _of_fooocus(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
         assert picture is not None
         values = _copied(block) or _rows(block)
         if values:
-            yield Path(picture[1]).name, _with_loras(values)
+            yield Path(picture[1]).name, with_loras(values)
 
 
 def _copied(block: str) -> dict[str, Any]:
@@ -76,24 +76,6 @@ def _rows(block: str) -> dict[str, Any]:
             value or early_value
         ).strip()
     return rows
-
-
-_LORA = re.compile(r"lora", re.IGNORECASE)
-"""How keys of LoRAs begin: `lora_combined_1`, or `LoRA 1`."""
-
-
-def _with_loras(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values with all LoRAs under one key: each has one of its own, with name and weight in one text."""
-    loras = []
-    others: dict[str, Any] = {}
-    for key, value in values.items():
-        if not _LORA.match(key):
-            others[key] = value
-            continue
-        name, _, weight = str(value).rpartition(" : ")
-        if name and name != "None":
-            loras.append({"name": name, "weight": weight})
-    return {**others, "loras": loras}
 
 
 def _of_web_ui(text: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -81,7 +81,7 @@ def _of_texts(texts: "Texts") -> Origin | None:
 
 
 def _with_graph(origin: Origin, graph: Mapping[str, Any]) -> Origin:
-    """Returns an origin with what a graph beside it says: nodes of ComfyUI that save as A1111 does tell less than it."""
+    """Returns an origin with what a graph beside it says: nodes that save as A1111 does tell less than their graph."""
     if not graph:
         return origin
     settings = {**settings_of(facts_of_graph(graph)), **origin.settings}
@@ -234,13 +234,14 @@ def _invokeai(texts: Texts) -> Origin | None:
 
 
 _OF_NODES = frozenset((
-    "id", "type", "is_intermediate", "use_cache", "workflow", "metadata", "board", "version", "fp32", "tiled", "tile_size",
+    "id", "type", "is_intermediate", "use_cache", "workflow", "metadata", "board", "version", "fp32", "tiled",
+    "tile_size",
 ))  # fmt: skip
 """What a node of InvokeAI has beside what it does, and options of speed."""
 
 
 def _of_invokeai_graph(graph: Mapping[str, Any]) -> Origin | None:
-    """Returns what the nodes of a workflow say, of which InvokeAI leaves the graph alone: seeds by chance are not in it.
+    """Returns what the nodes of a workflow say, of which InvokeAI leaves the graph alone, without seeds by chance.
 
     A value that comes from another node is not that of the image.
     """
@@ -375,23 +376,12 @@ def _of_json(values: Mapping[str, Any], texts: Texts | None = None) -> Origin | 
         return None
     texts = texts or {}
     program = "JSON"
-    if isinstance(values.get("sui_image_params"), dict):
-        program, values = "SwarmUI", _swarm(values)
-    elif texts.get("software", "").startswith("NovelAI"):
+    if texts.get("software", "").startswith("NovelAI"):
         beside = {"prompt": texts.get("description"), "model": texts.get("source")}
         program, values = "NovelAI", {**beside, **values}
-    elif "mflux_version" in values:
-        program, values = "mflux", _mflux(values)
-    elif "base_model" in values or "metadata_scheme" in values:
-        program, values = "Fooocus", _fooocus(values)
-    elif values.get("software") == "RuinedFooocus":
-        program, values = "RuinedFooocus", _ruined_fooocus(values)
-    elif isinstance(values.get("baseModel"), dict):
-        program, values = "Tensor.Art", _tensor_art(values)
-    elif "c" in values and "uc" in values:
-        program, values = "Draw Things", _draw_things(values)
-    elif "use_stable_diffusion_model" in values:
-        program = "Easy Diffusion"
+    for is_of, name, in_the_form_of_others in _FORMS:
+        if program == "JSON" and is_of(values):
+            program, values = name, in_the_form_of_others(values)
     origin = origin_from(program, values)
     return origin if origin.seed is not None or origin.settings else None
 
@@ -453,6 +443,28 @@ def _fooocus(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_LORA = re.compile(r"lora", re.IGNORECASE)
+"""How keys of LoRAs begin: `lora_combined_1`, or `LoRA 1`."""
+
+
+def with_loras(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns Fooocus' values with all LoRAs under one key, of which each has one of its own, as `name : weight`.
+
+    Forks write before it whether a LoRA is in use.
+    """
+    loras = []
+    others: dict[str, Any] = {}
+    for key, value in values.items():
+        if not _LORA.match(key):
+            others[key] = value
+            continue
+        named, _, weight = str(value).rpartition(" : ")
+        used, _, name = named.rpartition(" : ")
+        if name and name != "None" and used != "False":
+            loras.append({"name": name, "weight": weight})
+    return {**others, "loras": loras}
+
+
 def _mflux(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns mflux's values, which list files of LoRAs and their weights apart, and the family as a base model."""
     others = dict(values)
@@ -484,6 +496,28 @@ def _tensor_art(values: Mapping[str, Any]) -> dict[str, Any]:
             loras.append({"name": name, "weight": model.get("weight", 1)})
     model = values["baseModel"].get("modelFileName")
     return {**values, "model": model, "loras": loras}
+
+
+_FORMS: tuple[
+    tuple[
+        Callable[[Mapping[str, Any]], bool],
+        str,
+        Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    ],
+    ...,
+] = (
+    (lambda values: isinstance(values.get("sui_image_params"), dict), "SwarmUI", _swarm),
+    (lambda values: "mflux_version" in values, "mflux", _mflux),
+    (lambda values: "base_model" in values, "Fooocus", _fooocus),
+    (lambda values: "metadata_scheme" in values, "Fooocus", _fooocus),
+    # Forks write what its log has.
+    (lambda values: "Fooocus" in str(values.get("Version")), "Fooocus", with_loras),
+    (lambda values: values.get("software") == "RuinedFooocus", "RuinedFooocus", _ruined_fooocus),
+    (lambda values: isinstance(values.get("baseModel"), dict), "Tensor.Art", _tensor_art),
+    (lambda values: "c" in values and "uc" in values, "Draw Things", _draw_things),
+    (lambda values: "use_stable_diffusion_model" in values, "Easy Diffusion", dict),
+)  # fmt: skip
+"""By what the JSON of a program is told from that of others, and what gives its values the form of theirs."""
 
 
 def _is_node(node: Any) -> bool:
@@ -537,9 +571,10 @@ def _web_ui(texts: Texts) -> Origin | None:
 
 
 _ON_THE_LINE = frozenset((
-    "schema", "mode", "generator", "seed", "width", "height", "prompt", "clip_skip", "rng", "sampler_rng", "hires", "steps",
-    "eta", "method", "scheduler", "extra_sample_args", "custom_sigmas", "txt_cfg", "distilled_guidance", "slg", "model",
-    "diffusion_model", "uncond_diffusion_model", "vae", "cache", "vae_tiling", "sampling", "guidance", "models", "loras",
+    "schema", "mode", "generator", "seed", "width", "height", "prompt", "clip_skip", "rng", "sampler_rng", "hires",
+    "steps", "eta", "method", "scheduler", "extra_sample_args", "custom_sigmas", "txt_cfg", "distilled_guidance", "slg",
+    "model", "diffusion_model", "uncond_diffusion_model", "vae", "cache", "vae_tiling", "sampling", "guidance",
+    "models", "loras",
 ))  # fmt: skip
 """What stable-diffusion.cpp writes of an image before its JSON as well; the parts of that; and options of speed."""
 

@@ -71,6 +71,20 @@ def fooocus(**more: Any) -> Chunks:
     }
 
 
+def simple_fooocus(weight: float) -> Chunks:
+    values = {
+        "Prompt": "a harbour",
+        "Negative Prompt": "fog",
+        "Seed": "42",
+        "Steps": 30,
+        "Base Model": "xl.safetensors",
+        "LoRA 1": f"True : ships : {weight}",
+        "LoRA 2": "False : trains : 1.0",
+        "Version": "Fooocus v2.5.5 SimpleSDXL2",
+    }
+    return {"parameters": json.dumps(values)}
+
+
 def draw_things(**more: Any) -> Chunks:
     values = {
         "c": "a harbour",
@@ -446,6 +460,11 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         fooocus(styles="['V2']"),
         fooocus(styles="[]"),
         "styles none (baseline ['v2'])",
+    ),
+    "a fork of Fooocus, a weaker LoRA": (
+        simple_fooocus(0.8),
+        simple_fooocus(0.3),
+        "LoRA ships:0.3 (baseline ships:0.8)",
     ),
     "Draw Things, how seeds are used": (
         draw_things(),
