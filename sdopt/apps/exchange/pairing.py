@@ -148,7 +148,7 @@ def _require_one_origin(picture: ImportedPicture, partner: ImportedPicture) -> N
         if None not in (mine, other) and mine != other:
             raise UsageError(
                 f"{partner.file}: was made from another {what} than {picture.file} ({other} against {mine}); compare "
-                "images of the same prompts and seeds, or give the files of a pair the same name"
+                "images of the same prompts and seeds"
             )
 
 

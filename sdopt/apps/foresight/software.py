@@ -273,7 +273,12 @@ def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
         ),
     ):
         if untold:
-            return f"{axis}={variant.choices.get(axis, axis)}: {reason} to learn from"
+            chosen = (
+                path_of(variant.model).name
+                if axis == "model"
+                else variant.choices.get(axis, axis)
+            )
+            return f"{axis}={chosen}: {reason} to learn from"
     if kind == "TensorRt":
         return Software(
             "engine", "tensorrt", FUSED, False, _numbers(precision), True, True, torch

@@ -196,8 +196,11 @@ class TestSettings:
         for folder in (base, other):
             (folder / "prompts.csv").write_text(table)
             plain_pixels(folder)
-        with pytest.raises(UsageError, match=r"another seed than .*100 against 0"):
+        with pytest.raises(
+            UsageError, match=r"another seed than .*100 against 0"
+        ) as told:
             judged(base, other)
+        assert "same name" not in str(told.value)
         # Who lists seeds may number the images of a call, which have one seed in the files.
         listed = [f"{n:05d}.png,x,{n}" for n in range(COUNT)]
         for folder in (base, other):
