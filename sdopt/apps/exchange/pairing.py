@@ -4,7 +4,7 @@ Images belong together by their file names, or by the prompts and seeds that the
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,11 +33,13 @@ def partners(
 ) -> list[ImportedPicture]:
     """Returns the second folder's images in the order of the first one's: by file name, else by prompt and seed.
 
+    Where images of one name are of other prompts and seeds, and each has a partner, by these.
+
     Raises:
         UsageError: an image has no partner, or one of the same name that was made from another prompt or seed.
     """
     named = _by_name(first, second)
-    if named is not None:
+    if named is not None and not _numbered_otherwise(first, named):
         for picture, partner in zip(first, named, strict=True):
             _require_one_origin(picture, partner)
         return named
@@ -66,6 +68,18 @@ def partners(
         for picture, partner in zip(pictures, others[origin], strict=True):
             partner_of[picture.file] = partner
     return [partner_of[picture.file] for picture in first]
+
+
+def _numbered_otherwise(
+    first: Sequence[ImportedPicture], named: Sequence[ImportedPicture]
+) -> bool:
+    """Returns whether images of one name are of other prompts and seeds, and those of both folders are the same.
+
+    Programs that number their images name them by the order of the queue.
+    """
+    mine = [picture.made_from for picture in first]
+    others = [picture.made_from for picture in named]
+    return mine != others and None not in mine and Counter(mine) == Counter(others)
 
 
 def _number(picture: ImportedPicture) -> list[str | int]:

@@ -1,6 +1,7 @@
 """Folders whose images were made or saved in other ways, or whose pairs do not belong together."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,6 +189,18 @@ class TestSettings:
         assert judged(base, other).candidates[0].unlike == [
             "Tiling true (baseline none)"
         ]
+
+    def test_images_of_one_name_that_another_order_numbered(
+        self, tmp_path: Path
+    ) -> None:
+        base = web_ui(tmp_path / "base")
+        other = tmp_path / "other"
+        other.mkdir()
+        for number, file in enumerate(sorted(base.glob("*.png"), reverse=True)):
+            shutil.copy(file, other / f"{number:05d}.png")
+        result = judged(base, other)
+        digests = [image.digest for image in result.candidates[0].images]
+        assert digests == [image.digest for image in result.variants[0].images]
 
     def test_seeds_that_images_say_count_beside_a_table(self, tmp_path: Path) -> None:
         base = web_ui(tmp_path / "base")
