@@ -229,7 +229,14 @@ class RuleContext:
         name, score = self._score(rule.metric)
         if rule.how.figure == "change":
             score = self._difference(name, score)
-        limit = self._limit(rule, name) if rule.how.takes else 0.0
+        try:
+            limit = self._limit(rule, name) if rule.how.takes else 0.0
+        except UnjudgedError:
+            # No calibration gives a smaller limit than `least`: what keeps that needs none.
+            ruling = ruled(rule, name, score, rule.least)
+            if ruling.verdict is not Verdict.PASS:
+                raise
+            return ruling
         if rule.of_floor is not None:
             limit = self._tied(rule, name, limit, rule.of_floor)
         return ruled(rule, name, score, limit)

@@ -253,6 +253,11 @@ class TestFailClosed:
             is Verdict.NOT_COMPARABLE
         )
 
+    def test_what_keeps_the_smallest_of_all_limits_needs_no_calibration(self) -> None:
+        result = clip(0.0, 0.0)
+        judge(result, Gate("g", {"lossy": [NON_INFERIOR]}), Fit())
+        assert result.judgements[0].verdict is Verdict.PASS
+
 
 @pytest.mark.parametrize(
     ("fields", "named"),
