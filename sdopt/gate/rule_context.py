@@ -232,14 +232,21 @@ class RuleContext:
         try:
             limit = self._limit(rule, name) if rule.how.takes else 0.0
         except UnjudgedError:
-            # No calibration gives a smaller limit than `least`: what keeps that needs none.
-            ruling = ruled(rule, name, score, rule.least)
-            if ruling.verdict is not Verdict.PASS:
+            if not self._same_pixels:
                 raise
-            return ruling
+            limit = (
+                rule.least
+            )  # without a difference, every limit gives the same ruling
         if rule.of_floor is not None:
             limit = self._tied(rule, name, limit, rule.of_floor)
         return ruled(rule, name, score, limit)
+
+    @property
+    def _same_pixels(self) -> bool:
+        """Whether no pixel of any image differs from the reference's."""
+        score = self.paired.get("mse")
+        errors = score.per_prompt if score else []
+        return bool(errors) and not any(errors)
 
     def _score(self, metric: str) -> tuple[str, Score]:
         """Returns the score that a rule means, with its name. Raises UnjudgedError."""

@@ -253,8 +253,9 @@ class TestFailClosed:
             is Verdict.NOT_COMPARABLE
         )
 
-    def test_what_keeps_the_smallest_of_all_limits_needs_no_calibration(self) -> None:
+    def test_the_same_pixels_need_no_calibration(self) -> None:
         result = clip(0.0, 0.0)
+        result.comparisons[0].quality["mse"] = Score(0.0, [0.0] * 48)
         judge(result, Gate("g", {"lossy": [NON_INFERIOR]}), Fit())
         assert result.judgements[0].verdict is Verdict.PASS
 
