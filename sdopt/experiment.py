@@ -411,6 +411,8 @@ class Experiment:
                 machines, asked = [machine, *self._other_cards(machine)], True
                 continue
             if not announced:
+                # What only the user can change ends the command now, not after hours of waiting.
+                require_store(self.config.tracking, self.config.study.name)
                 self._say_waiting(holder, other)
                 announced = True
             time.sleep(_POLL_S)

@@ -229,10 +229,24 @@ class RuleContext:
         name, score = self._score(rule.metric)
         if rule.how.figure == "change":
             score = self._difference(name, score)
-        limit = self._limit(rule, name) if rule.how.takes else 0.0
+        try:
+            limit = self._limit(rule, name) if rule.how.takes else 0.0
+        except UnjudgedError:
+            if not self._same_pixels:
+                raise
+            limit = (
+                rule.least
+            )  # without a difference, every limit gives the same ruling
         if rule.of_floor is not None:
             limit = self._tied(rule, name, limit, rule.of_floor)
         return ruled(rule, name, score, limit)
+
+    @property
+    def _same_pixels(self) -> bool:
+        """Whether no pixel of any image differs from the reference's."""
+        score = self.paired.get("mse")
+        errors = score.per_prompt if score else []
+        return bool(errors) and not any(errors)
 
     def _score(self, metric: str) -> tuple[str, Score]:
         """Returns the score that a rule means, with its name. Raises UnjudgedError."""

@@ -191,9 +191,20 @@ class Sweep:
         keys.pop("hardware.sheet", None)  # a whole record
         words = [row.name]
         for key in keys:
-            section, _, name = key.partition(".")
-            words.append(f"{key}={getattr(getattr(config, section), name)}")
+            if key == "model.name" or not self._of_model(key):
+                words.append(f"{key}={_value(config, key)}")
         return ", ".join([*words, *self._own_choices(job)])
+
+    def _of_model(self, key: str) -> bool:
+        """Returns whether a key is what each of several models sets by itself, so that its name says it too."""
+        if not key.startswith(("model.", "scheduler.")):
+            return False
+        values: dict[str, set[str]] = {}
+        for job in self.studies:
+            config = self._baseline_config(job)
+            values.setdefault(config.model.name, set()).add(str(_value(config, key)))
+        is_file = key in ("model.path", "model.factory")
+        return len(values) > 1 and not is_file and max(map(len, values.values())) == 1
 
     def _own_choices(self, job: str) -> list[str]:
         """Returns the gate of a job and what its baseline chooses, as far as that is not the same in all jobs."""
@@ -203,6 +214,8 @@ class Sweep:
             choices.append(f"gate={study.config.gate.name}")
         baselines = [other.baseline_variant for other in self.studies.values()]
         for axis, option in study.baseline_variant.choices.items():
+            if axis == "scheduler" and self._of_model("scheduler.class_name"):
+                continue
             if any(other.choices.get(axis) != option for other in baselines):
                 choices.append(f"on {as_choice(axis, option)}")
         return choices
@@ -281,6 +294,11 @@ class Sweep:
             job, row = self.best
             blocks += use_of(replace(self.summaries[job.number], best=row))
         return blocks
+
+
+def _value(config: RecordedConfig, key: str) -> object:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
 
 
 _NAMING = (*WORK, "hardware", "protocol", "quality")

@@ -56,7 +56,7 @@ def verdict_blocks(result: StudyResult, said: str = "") -> list[Block]:
     notes = []
     for because, names in reasons.items():
         if because not in said:
-            notes.append(f"{', '.join(names)}: {because}")
+            notes.append(f"{'; '.join(names)}: {because}")
     table = Table(("variant", "against", "contract", "gate"), rows)
     return [table, Notes(notes)]
 
@@ -71,7 +71,7 @@ def against_sentence(result: StudyResult) -> str:
     failed = [one for one in result.judgements if one.verdict is Verdict.FAIL]
     open_text = _open_text(result.judgements)
     if failed:
-        names = ", ".join(judgement.candidate for judgement in failed)
+        names = "; ".join(judgement.candidate for judgement in failed)
         because = _because(result, failed[0])
         sentences = ". ".join(filter(None, [because, open_text]))
         text = f"Worse than in the earlier result: {names}: {sentences}."
@@ -86,7 +86,7 @@ def _open_text(judgements: Sequence[Judgement]) -> str:
     for verdict in (Verdict.INCONCLUSIVE, Verdict.NOT_COMPARABLE):
         names = [one.candidate for one in judgements if one.verdict is verdict]
         if names:
-            texts.append(f"{_counted(names)} {verdict}: {', '.join(names)}")
+            texts.append(f"{_counted(names)} {verdict}: {'; '.join(names)}")
     return "; ".join(texts)
 
 
@@ -216,7 +216,7 @@ def _claims(judgements: Sequence[Judgement]) -> list[str]:
     if not claims:
         return []
     counts = f"{len(gains)} of {claims} expected gains are shown, allowing for how many were looked for"
-    return [f"{counts}: {', '.join(gains)}." if gains else f"{counts}."]
+    return [f"{counts}: {'; '.join(gains)}." if gains else f"{counts}."]
 
 
 def floors_of(result: StudyResult) -> list[str]:

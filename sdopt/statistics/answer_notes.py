@@ -37,7 +37,7 @@ def _budget_notes(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
         if is_open or row.speed in (Speed.CLOSE, Speed.FEW):
             undecided.append(row.name)
     if undecided:
-        text += f"; it may be why these are not decided: {', '.join(undecided)}"
+        text += f"; it may be why these are not decided: {'; '.join(undecided)}"
     yield f"{text}. `sdopt run resume=<folder> protocol.budget_s=<more>` measures the rest."
 
 

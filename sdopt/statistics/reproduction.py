@@ -35,7 +35,7 @@ MEMORY = "memory"
 Reproduction = Literal[
     "reproduced",
     "not reproduced",
-    "undecided",  # measured without an interval
+    "undecided",  # the interval here is missing, or holds no change as well
     "not judged",  # the figure measured here is a different quantity
     "not run",
     "no figure",  # the article gives none
@@ -382,18 +382,19 @@ def _compared(measure: str, published: Printed, measured: Interval | None) -> _R
             "undecided",
             f"no interval, which needs {needed_processes(imported=False)} or more",
         )
-    if measure == SPEEDUP.name:
-        reached = measured.high >= published.low
-        exceeded = measured.low > published.high
-    else:  # less memory is better
-        reached = measured.low <= published.high
-        exceeded = measured.high < published.low
-    if not reached:
-        return (
-            "not reproduced",
-            "the whole interval falls short of it",
-        )
-    return (
-        "reproduced",
-        "exceeded" if exceeded else "within its interval",
-    )
+    return _within(published, measured.low, measured.high, more=measure == SPEEDUP.name)
+
+
+def _within(published: Printed, low: float, high: float, *, more: bool) -> _Reasoned:
+    """Returns where a published ratio lies beside an interval; `more` is whether a larger ratio is better."""
+    below = high < published.low
+    above = low > published.high
+    if below if more else above:
+        return "not reproduced", "the whole interval falls short of it"
+    if above if more else below:
+        return "reproduced", "exceeded"
+    # A figure that is no change itself is reproduced by an interval that holds none.
+    change_published = published.low > 1 or published.high < 1
+    if change_published and low <= 1 <= high:
+        return "undecided", "within its interval, which holds no change as well"
+    return "reproduced", "within its interval"

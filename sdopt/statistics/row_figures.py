@@ -72,12 +72,17 @@ def stages_ms(variant: VariantResult) -> dict[str, float]:
 
 
 def stage_peaks(variant: VariantResult) -> dict[str, float]:
-    """Returns the peak of memory within each stage, in GiB."""
+    """Returns the peak of memory within each stage, in GiB.
+
+    There are none where all stages have the same: that is what the process held before, as of the batches of the
+    quality pass, and no stage needed.
+    """
     peaks: dict[str, float] = {}
     for measurement in variant.measurements:
         for stage, peak in measurement.stages_gib.items():
             peaks[stage] = max(peak, peaks.get(stage, peak))
-    return peaks
+    held_before = len(peaks) > 1 and len(set(peaks.values())) == 1
+    return {} if held_before else peaks
 
 
 # Figures that each shape has ------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def cost_of(
     if earlier is None:
         weights = _weights_gib(config.model)
         source = "no earlier run of this model and size on this device" + (
-            "; memory is that of the weights alone" if weights else ""
+            "; memory is the size of the files with weights alone" if weights else ""
         )
         return replace(cost, memory_gib=weights, based_on=source)
     earlier_study, folder = earlier

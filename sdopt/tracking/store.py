@@ -37,7 +37,6 @@ from sdopt.tracking.client import (
     check,
     file_of,
     is_server,
-    late,
     pages,
 )
 
@@ -102,7 +101,12 @@ class _Process:
                     )
             begun = channel.recv()
             if begun == BEGUN and not channel.poll(deadline_s + _GRACE_S):
-                raise late("no complete answer", deadline_s)
+                # Logging later has the same limit: what is slower than that would never be logged.
+                own = deadline_s == tracking.deadline_s
+                way_out = "; tracking.deadline_s=… gives it longer" if own else ""
+                raise TrackingError(
+                    f"no complete answer within {deadline_s:g} s{way_out}"
+                )
             answer = channel.recv() if begun == BEGUN else begun
         except (EOFError, OSError) as error:
             raise TrackingError(

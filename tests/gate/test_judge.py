@@ -253,6 +253,12 @@ class TestFailClosed:
             is Verdict.NOT_COMPARABLE
         )
 
+    def test_the_same_pixels_need_no_calibration(self) -> None:
+        result = clip(0.0, 0.0)
+        result.comparisons[0].quality["mse"] = Score(0.0, [0.0] * 48)
+        judge(result, Gate("g", {"lossy": [NON_INFERIOR]}), Fit())
+        assert result.judgements[0].verdict is Verdict.PASS
+
 
 @pytest.mark.parametrize(
     ("fields", "named"),

@@ -56,7 +56,7 @@ class TestStages:
             for measurement in variant.measurements:
                 measurement.stages_gib = {
                     "text_encoder": 2.5,
-                    "denoiser": 0.5 + measurement.replicate,
+                    "denoiser": 0.25 + measurement.replicate,
                 }
         table = stage_memory_table(summary_of(parse_result(to_json(result))))
         assert table is not None
@@ -65,12 +65,15 @@ class TestStages:
             measurement.replicate
             for measurement in result.variant(result.baseline).measurements
         )
-        assert ("baseline", "2.50 GiB", f"{most + 0.5:.2f} GiB") in table.rows
+        assert ("baseline", "2.50 GiB", f"{most + 0.25:.2f} GiB") in table.rows
 
-    def test_without_any_there_is_no_table(self, result: StudyResult) -> None:
+    @pytest.mark.parametrize("peaks", [{}, {"text_encoder": 2.5, "denoiser": 2.5}])
+    def test_without_any_or_of_what_was_held_before_there_is_no_table(
+        self, result: StudyResult, peaks: dict[str, float]
+    ) -> None:
         for variant in result.variants:
             for measurement in variant.measurements:
-                measurement.stages_gib = {}
+                measurement.stages_gib = peaks
         assert stage_memory_table(summary_of(result)) is None
 
 

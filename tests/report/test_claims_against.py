@@ -76,6 +76,15 @@ def test_says_what_was_compared_alone(
     assert unsaid not in sentence
 
 
+def test_names_are_told_apart_though_they_hold_commas() -> None:
+    later = clip(0.0)
+    result = compared(later, deepcopy(later), OF_SPEED)
+    for judgement, name in zip(result.judgements, ["a", "a, b"], strict=True):
+        judgement.candidate = name
+        judgement.verdict = Verdict.INCONCLUSIVE
+    assert "2 variants undecided: a; a, b." in against_sentence(result)
+
+
 def test_a_machine_that_became_slower_is_not_called_as_fast_as_before() -> None:
     """All times are twice as long: speed-ups are the same, and of times nothing was asked."""
     later = clip(0.0)

@@ -140,6 +140,24 @@ def test_jobs_of_other_work_are_told_apart(jobs: dict[str, StudyResult]) -> None
     assert names == {"deep cache, workload.steps=25", "deep cache, workload.steps=7"}
 
 
+def test_jobs_of_other_models_have_the_model_s_name_and_what_it_does_not_set(
+    jobs: dict[str, StudyResult],
+) -> None:
+    results = {"0": jobs["1"]}
+    for number, scale in (("1", 3.0), ("2", 4.0)):
+        results[number] = deepcopy(jobs["1"])
+        for variant in results[number].variants:
+            reconfigure(variant, "model", name="other", size=32, guidance_scale=scale)
+            variant.choices["scheduler"] = "flow_euler"
+            reconfigure(variant, "scheduler", class_name="Flow")
+    names = {job.name for job in Sweep(Path(), results, {}).jobs}
+    assert names == {
+        "deep cache, model.name=emoji, model.guidance_scale=4.5",
+        "deep cache, model.name=other, model.guidance_scale=3.0",
+        "deep cache, model.name=other, model.guidance_scale=4.0",
+    }
+
+
 def test_jobs_of_other_threads_are_told_apart(jobs: dict[str, StudyResult]) -> None:
     other = deepcopy(jobs["0"])
     reconfigure(other, "hardware", threads=7)

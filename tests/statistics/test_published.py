@@ -160,6 +160,7 @@ class TestVerdicts:
             ((1.95, 1.9, 1.97), "reproduced", "within"),
             ((1.5, 1.3, 1.7), "not reproduced", "falls short"),
             ((2.5,), "undecided", "protocol.replicates=3"),
+            ((1.3, 0.8, 2.1), "undecided", "no change"),
         ],
         ids=[
             "within",
@@ -167,6 +168,7 @@ class TestVerdicts:
             "equal as far as it was printed",
             "short",
             "no interval",
+            "an interval that holds the figure and no change",
         ],
     )
     def test_on_a_speedup(
@@ -181,6 +183,13 @@ class TestVerdicts:
         claim = article(time=TIMES)[0]
         assert claim.verdict == verdict
         assert reason in claim.reason
+
+    def test_no_gain_is_reproduced_by_an_interval_around_none(
+        self, result: StudyResult, article: Article
+    ) -> None:
+        speedup_of(result, 1.0, 0.97, 1.03)
+        alike = article(time={"baseline": "6.0", "bfloat16": "6.0"})
+        assert alike[0].verdict == "reproduced"
 
     def test_of_steps_that_images_decide_says_nothing_with_untrained_weights(
         self, result: StudyResult, article: Article

@@ -86,3 +86,17 @@ def test_the_command_says_for_whom_it_waits(
             tmp_path, "run", *SMOKE, "protocol.rounds=1", "hardware.exclusive=false"
         )
     assert (beside.code, "waiting for" in beside.err) == (0, False)
+
+
+def test_a_tracker_that_refuses_is_told_before_the_wait(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with elsewhere("reserve(Device('cpu'), 'outputs/runs/theirs')"), fake_workers():
+        told = sdopt(
+            tmp_path,
+            "run",
+            *SMOKE,
+            "tracking=mlflow",
+            "tracking.uri=sqlite:///file/mlflow.db",
+        )
+    assert (told.code, "waiting for" in told.err) == (2, False)
+    assert "cannot be written" in told.err
