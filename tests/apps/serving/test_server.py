@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from io import BytesIO
@@ -135,6 +135,14 @@ class Client:
 
 
 Scenario = Callable[[Client], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def attached() -> Iterator[None]:
+    """Tests that run under nohup would ignore SIGHUP, as a server does then."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
