@@ -95,6 +95,11 @@ def test_every_option(composer: Composers, tmp_path: Path, option: str) -> None:
 def test_every_scheduler(
     composer: Composers, tmp_path: Path, scheduler: str, precision: str
 ) -> None:
+    if scheduler == "flow_dpmpp_2m":
+        # FLUX gives a shift by size, which DPM-Solver refuses where the model's own is fixed, as this one's.
+        with pytest.raises(AssertionError):
+            draws(composer, tmp_path, f"scheduler={scheduler}", "workload.steps=4")
+        return
     draws(
         composer,
         tmp_path,
