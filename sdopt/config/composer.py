@@ -382,12 +382,12 @@ def _as_text(changed: Mapping[str, Any]) -> str:
     """Returns changed fields as a choice names them, as in `(mode=max-autotune)`."""
     shown = []
     for name, value in changed.items():
-        plain = value
-        if isinstance(value, str):
-            plain = Path(value).name
-        elif isinstance(value, list):
-            plain = [
-                Path(item).name if isinstance(item, str) else item for item in value
-            ]
+        several = isinstance(value, list)
+        plain = list(map(_without_folder, value)) if several else _without_folder(value)
         shown.append(f"{name}={plain}")
     return f"({', '.join(shown)})" if shown else ""
+
+
+def _without_folder(value: Any) -> Any:
+    """Returns the name of a file without its folder, and any other value as it is."""
+    return Path(value).name if isinstance(value, str) else value
