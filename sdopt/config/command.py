@@ -174,12 +174,28 @@ def run_hydra(
     )(job)
     try:
         # Hydra raises errors that it would otherwise print, partly as a traceback, before it exits with code 1.
-        with _arguments([program, *argv]), env_override({"HYDRA_FULL_ERROR": "1"}):
+        full_error = env_override({"HYDRA_FULL_ERROR": "1"})
+        with _arguments([program, *argv]), full_error, _unchecked_help():
             main()
     except SystemExit as error:
         # Hydra or argparse has printed its message.
         if error.code:
             raise UsageError([]) from error
+
+
+@contextmanager
+def _unchecked_help() -> Iterator[None]:
+    """Spares Hydra's own parser the check of help strings that argparse makes from Python 3.14 on.
+
+    In Hydra 1.3 the help of `--shell-completion` is an object, which becomes a string only when it is shown.
+    """
+    parser: Any = argparse.ArgumentParser
+    check = getattr(parser, "_check_help", None)
+    parser._check_help = lambda _parser, _action: None
+    try:
+        yield
+    finally:
+        parser._check_help = check
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """Every file in `conf/`, every kind of mistake, and options of the user's own."""
 
+import argparse
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.utils import JobRuntime
@@ -14,7 +16,7 @@ from omegaconf import OmegaConf
 from packaging.version import Version
 
 from sdopt.apps.serving.config import serving_config
-from sdopt.config.command import CommandLine
+from sdopt.config.command import CommandLine, run_hydra
 from sdopt.config.composed import Command, with_resumed
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import optimization_options
@@ -803,3 +805,28 @@ def test_a_preset_that_is_written_otherwise_says_how(
 def test_a_folder_that_would_stay_empty_is_refused(words: list[str]) -> None:
     with pytest.raises(UsageError, match=r"hydra\.(run|sweep)\.dir=x: has no effect"):
         Command.of(CommandLine.of(words))
+
+
+def test_hydra_runs_where_argparse_checks_help_strings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it does from Python 3.14 on: Hydra 1.3's help of one flag is no string."""
+    parser: Any = argparse.ArgumentParser
+
+    def check(_self: argparse.ArgumentParser, action: argparse.Action) -> None:
+        assert action.help is None or isinstance(action.help, str)
+
+    def add_argument(
+        self: argparse.ArgumentParser, *flags: str, **settings: Any
+    ) -> argparse.Action:
+        action = add(self, *flags, **settings)
+        self._check_help(action)  # type: ignore[attr-defined]
+        return action
+
+    add = parser.add_argument
+    monkeypatch.setattr(parser, "_check_help", check, raising=False)
+    monkeypatch.setattr(parser, "add_argument", add_argument)
+
+    run_hydra(["--version"])
+
+    assert "Hydra" in capsys.readouterr().out
