@@ -819,7 +819,7 @@ def test_hydra_runs_where_argparse_checks_help_strings(
     def add_argument(
         self: argparse.ArgumentParser, *flags: str, **settings: Any
     ) -> argparse.Action:
-        action = add(self, *flags, **settings)
+        action: argparse.Action = add(self, *flags, **settings)
         self._check_help(action)  # type: ignore[attr-defined]
         return action
 
