@@ -35,7 +35,7 @@ Exit codes: 0 measured; 2 usage, configuration or conflict; 3 a row could not be
 def _help() -> str:
     from sdopt.apps.loadtest.config import load_config
 
-    from .reference import own_keys
+    from .keys import own_keys
 
     load, _, _ = load_config([])
     return _HELP.format(keys=indented(own_keys(load, "load")))
