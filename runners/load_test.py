@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
         raise UsageError("a load test needs an extra: pip install 'sdopt[serve]'")
     context = start_fork_server()
     from sdopt.apps.loadtest.command import run
-    from sdopt.apps.loadtest.record import blocks_of
+    from sdopt.apps.loadtest.report import blocks_of
     from sdopt.config.command import add_working_folder
     from sdopt.report.terminal import shown
 
