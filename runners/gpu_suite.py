@@ -35,7 +35,7 @@ Exit codes: 0 everything is done; 2 usage or configuration; 3 something failed, 
 def _help() -> str:
     from sdopt.apps.suite.config import suite_config
 
-    from .reference import own_keys
+    from .keys import own_keys
 
     config = suite_config([])
     *keys, _, _ = own_keys(replace(config, parts={}))  # the parts have their own list

@@ -35,7 +35,7 @@ Exit codes: 0 measured; 2 usage, configuration or conflict; 3 a row could not be
 def _help() -> str:
     from sdopt.apps.loadtest.config import load_config
 
-    from .reference import own_keys
+    from .keys import own_keys
 
     load, _, _ = load_config([])
     return _HELP.format(keys=indented(own_keys(load, "load")))
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
         raise UsageError("a load test needs an extra: pip install 'sdopt[serve]'")
     context = start_fork_server()
     from sdopt.apps.loadtest.command import run
-    from sdopt.apps.loadtest.record import blocks_of
+    from sdopt.apps.loadtest.report import blocks_of
     from sdopt.config.command import add_working_folder
     from sdopt.report.terminal import shown
 

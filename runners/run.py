@@ -65,7 +65,7 @@ def _help() -> int:
 
     from sdopt.config.paths import CONF, CONFIG_NAME
 
-    from .reference import options_in_words
+    from .keys import options_in_words
 
     words = OmegaConf.load(CONF / f"{CONFIG_NAME}.yaml").hydra.help
     print(f"{words.header}\n{options_in_words()}\n\n{words.footer}", end="")

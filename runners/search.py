@@ -47,7 +47,7 @@ Exit codes: 0 a winner was found; 2 usage or configuration; 3 none passed, or so
 def _help() -> str:
     from sdopt.search.config import search_file
 
-    from .reference import own_keys
+    from .keys import own_keys
 
     return _HELP.format(keys=indented(own_keys(search_file(), "search")))
 

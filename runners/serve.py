@@ -47,7 +47,7 @@ Exit codes: 0 it was told to end; 2 usage, configuration or conflict; 3 the pipe
 def _help() -> str:
     from sdopt.apps.serving.config import serving_config
 
-    from .reference import own_keys
+    from .keys import own_keys
 
     return _HELP.format(keys=indented(own_keys(serving_config([])[0], "serving")))
 

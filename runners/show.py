@@ -113,7 +113,8 @@ _LOAD = "load.json"
 
 def _print_load_test(folder: Path, brief: bool) -> None:
     # Its record knows the client that sends requests, which no other result needs.
-    from sdopt.apps.loadtest.record import LoadRecord, blocks_of
+    from sdopt.apps.loadtest.record import LoadRecord
+    from sdopt.apps.loadtest.report import blocks_of
     from sdopt.report.terminal import shown
 
     console = terminal()

@@ -34,7 +34,7 @@ Exit codes: 0 done; 2 usage or configuration; 3 the data cannot be fetched, or t
 def _help() -> str:
     from sdopt.apps.training.config import STAGES
 
-    from .reference import own_keys
+    from .keys import own_keys
 
     return _HELP.format(
         stages=", ".join(STAGES), keys=indented(own_keys(training_config([])))

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from sdopt.apps.loadtest.record import LoadRecord, page_table
+from sdopt.apps.loadtest.record import LoadRecord
+from sdopt.apps.loadtest.report import page_table
 from sdopt.record.files import read_result
 from sdopt.report.blocks import Notes
 from sdopt.report.header import header_of

@@ -20,18 +20,21 @@ def look_at(result: StudyResult, comparison: Comparison, gate: Gate) -> Look:
     candidate, reference = result.sides(comparison)
     pairs = flattened(paired(candidate, reference))
     images = [_images(candidate), _images(reference)]
-    times = [_times(pair) for pair in pairs]
+    times = list(map(_times, pairs))
     data = short_digest(json.dumps([times, images]).encode())
     names = (candidate.name, reference.name)
-    looks = [one for one in result.looks if (one.candidate, one.reference) == names]
-    seen = list(dict.fromkeys([*(look.data for look in looks), data]))
+    seen: dict[str, None] = {}
+    for look in result.looks:
+        if (look.candidate, look.reference) == names:
+            seen[look.data] = None
+    seen[data] = None
     return Look(
         candidate=candidate.name,
         reference=reference.name,
         gate=gate.name,
         judged=now(),
         data=data,
-        number=seen.index(data) + 1,
+        number=list(seen).index(data) + 1,
         processes=len(pairs),
         rounds=sum(map(_rounds, pairs)),
         prompts=min(map(_prompts, images)),

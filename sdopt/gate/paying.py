@@ -96,30 +96,37 @@ def _answer(
     level: float,
 ) -> tuple[Payoff | None, str]:
     """Returns the answer to a claim, and the reason; notes what disturbed it where that leaves it open."""
-    if claim.ratio is None or claim.gain is None:
+    gain = claim.gain
+    if gain is None:
         return None, f"{with_shape(claim.measure.claim, claim.shape)}: not measured"
-    bounds = claim.gain.interval(1 - 2 * level)
+    most = gain.interval(1 - 2 * level).high
     ratio = _ratio_text(claim, level)
-    if bounds.high is None or claim.floor is None:
-        lacks = ", but by how much two identical baselines differ is not known"
-        if bounds.high is None:
-            lacks = f" has no interval: that takes {MINIMUM_PROCESSES} processes per variant (protocol.replicates)"
+    if most is None or claim.floor is None:
+        lacks = f" {_NO_INTERVAL}" if most is None else f", but {_NO_FLOOR}"
         return None, f"{ratio}{lacks}"
     if claim.disturbed:
         claim.doubt = claim.disturbed
         return None, ratio
-    if (gains or harms) and exceeds(claim.gain.ratio, claim.floor):
+    shown = gains or harms
+    if shown and exceeds(gain.ratio, claim.floor):
         return "it pays" if gains else "harm", ratio
     counts = percent(claim.smallest)
-    if bounds.high < claim.smallest:
+    if most < claim.smallest:
         return "no benefit", f"{ratio} excludes a gain of {counts}"
-    if gains or harms:
+    by_chance = claim.p_gain
+    why = f"straddles a gain of {counts}: {_MORE_RUNS}"
+    if shown:
         why = f"is no more than the {percent(claim.floor)} by which two identical baselines differ"
-    elif claim.p_gain is not None and claim.p_gain <= level:
+    elif by_chance is not None and by_chance <= level:
         why = f"could be chance: of {claims} gains that were looked for, one is often as large by chance alone"
-    else:
-        why = f"straddles a gain of {counts}: a study with more runs (protocol.replicates) would settle it"
     return None, f"{ratio} {why}"
+
+
+_NO_INTERVAL = f"has no interval: that takes {MINIMUM_PROCESSES} processes per variant (protocol.replicates)"
+
+_NO_FLOOR = "by how much two identical baselines differ is not known"
+
+_MORE_RUNS = "a study with more runs (protocol.replicates) would settle it"
 
 
 def _ratio_text(claim: Claim, level: float) -> str:
@@ -149,16 +156,17 @@ def must_pay(claims: Sequence[Claim], changes: Sequence[str] | None) -> Ruling:
     lower memory needs no trace, because sdopt itself measures it. `changes` are None if they are not known.
     """
     reason = "; ".join(claim.reason for claim in claims)
-    doubt = "; ".join(dict.fromkeys(claim.doubt for claim in claims if claim.doubt))
-    answers = {claim.answer for claim in claims}
+    doubts = [claim.doubt for claim in claims if claim.doubt]
+    doubt = "; ".join(dict.fromkeys(doubts))
     doubted = f"{reason}; but {doubt}" if doubt else reason
+    answers = {claim.answer for claim in claims}
     if "harm" in answers:
         return _ruling(Verdict.FAIL, "harm", doubted)
-    if "it pays" in answers:
-        gains = {claim.measure for claim in claims if claim.answer == "it pays"}
-        if not changes and gains == {SPEEDUP}:
-            doubt = _SAME_TRACE if changes is not None else _NO_TRACE
-            return Ruling("must pay", "", Verdict.INCONCLUSIVE, doubted, doubt=doubt)
+    gains = {claim.measure for claim in claims if claim.answer == "it pays"}
+    if gains == {SPEEDUP} and not changes:
+        unproven = _SAME_TRACE if changes is not None else _NO_TRACE
+        return Ruling("must pay", "", Verdict.INCONCLUSIVE, doubted, doubt=unproven)
+    if gains:
         return _ruling(Verdict.PASS, "it pays", doubted)
     if None in answers:
         return Ruling("must pay", "", Verdict.INCONCLUSIVE, reason, doubt=doubt)

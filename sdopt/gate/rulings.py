@@ -9,7 +9,7 @@ import numpy as np
 from sdopt.quality.metrics import family_of
 from sdopt.record.records import VariantResult
 from sdopt.record.scores import Score
-from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.record.verdicts import Ruling, Verdict, worst
 from sdopt.schema import Rule
 from sdopt.statistics.bounds import (
     TOO_MANY_PROMPTS,
@@ -60,18 +60,20 @@ def find_scores(scores: Mapping[str, Score], metric: str) -> dict[str, Score]:
     """Returns the scores that a rule means: the one of that name, or that metric over every feature measured."""
     if metric in scores:
         return {metric: scores[metric]}
-    return {
-        name: score for name, score in scores.items() if family_of(name).name == metric
-    }
+    meant = {}
+    for name, score in scores.items():
+        if family_of(name).name == metric:
+            meant[name] = score
+    return meant
 
 
 def require_finite(name: str, score: Score) -> None:
     """Raises UnjudgedError if a score or a prompt's value is missing or not finite."""
     if score.estimate is None or not math.isfinite(score.estimate):
         raise UnjudgedError(name, score.note or "the value is not finite")
-    values = [*score.per_prompt, *score.leave_one_out]
-    if any(value is None or not math.isfinite(value) for value in values):
-        raise UnjudgedError(name, "a prompt's value is not finite")
+    for value in (*score.per_prompt, *score.leave_one_out):
+        if value is None or not math.isfinite(value):
+            raise UnjudgedError(name, "a prompt's value is not finite")
 
 
 def bounds_of(score: Score, confidence: float | None) -> Bounds:
@@ -100,43 +102,38 @@ def against(
     below = high < limit if at_least else high <= limit
     if not above and not below:
         return _open(rule, name, bounds, limit)
-    passes = above if at_least else below
-    wrong = "below" if at_least else "above"
-    side = f"not {wrong}" if passes else wrong
-    bound = _deciding_bound(low, high, above, rule.confidence)
-    verdict = Verdict.PASS if passes else Verdict.FAIL
-    reason = f"{bound}, {side} the limit {limit:.4g}"
+    bound = f"{low if above else high:.4g}"
+    if rule.confidence:
+        # Tables show two-sided intervals, whose bounds lie farther out.
+        side = "at least" if above else "at most"
+        bound = f"{side} {bound} (one-sided {level_of(rule.confidence)})"
+    verdict = Verdict.FAIL
+    place = "below" if at_least else "above"
+    if above == at_least:
+        verdict = Verdict.PASS
+        place = f"not {place}"
+    reason = f"{bound}, {place} the limit {limit:.4g}"
     return _ruling(rule, name, bounds, limit, verdict, reason)
-
-
-def _deciding_bound(
-    low: float,
-    high: float,
-    above: bool,
-    confidence: float | None,
-) -> str:
-    """Returns the bound that decides in words; tables show two-sided intervals, whose bounds lie farther out."""
-    decides = low if above else high
-    if not confidence:
-        return f"{decides:.4g}"
-    side = "at least" if above else "at most"
-    return f"{side} {decides:.4g} (one-sided {level_of(confidence)})"
 
 
 def two_sided(rule: Rule, name: str, bounds: Bounds, low: float, high: float) -> Ruling:
     """Applies two one-sided tests (Schuirmann 1987); returns the worse ruling of the two, or that on the nearer limit."""
     lower = against(rule, name, bounds, low, at_least=True)
     upper = against(rule, name, bounds, high, at_least=False)
-    is_high = bounds.estimate - low > high - bounds.estimate
-    nearer, other = (upper, lower) if is_high else (lower, upper)
-    return max(nearer, other, key=lambda ruling: list(Verdict).index(ruling.verdict))
+    rulings = [lower, upper]
+    if bounds.estimate - low > high - bounds.estimate:
+        rulings = [upper, lower]
+    verdict = worst(ruling.verdict for ruling in rulings)
+    return next(ruling for ruling in rulings if ruling.verdict is verdict)
 
 
 @_tests("at_least", "at_most", "non_inferior")
 def _beside_limit(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     bounds = bounds_of(score, rule.confidence)
-    threshold = -limit if rule.how.figure == "change" else limit
-    return against(rule, name, bounds, threshold, rule.how.side == "least")
+    if rule.how.figure == "change":
+        limit = -limit
+    at_least = rule.how.side == "least"
+    return against(rule, name, bounds, limit, at_least)
 
 
 @_tests("equivalent", "within")
@@ -155,7 +152,8 @@ def level_of(confidence: float) -> str:
 def _open(rule: Rule, name: str, bounds: Bounds, limit: float) -> Ruling:
     """Returns an inconclusive ruling that says what would settle it."""
     prompts = _prompts_needed(rule, bounds, limit)
-    reason = f"{_interval_text(rule, bounds, limit)}; {_settling(bounds, prompts)}"
+    interval = _interval_text(rule, bounds, limit)
+    reason = f"{interval}; {_settling(bounds, prompts)}"
     ruling = _ruling(rule, name, bounds, limit, Verdict.INCONCLUSIVE, reason)
     return replace(ruling, prompts=prompts)
 
@@ -170,8 +168,9 @@ def _prompts_needed(rule: Rule, bounds: Bounds, limit: float) -> int | None:
 def _interval_text(rule: Rule, bounds: Bounds, limit: float) -> str:
     if bounds.low is None or bounds.high is None or not rule.confidence:
         return "has no interval"
+    interval = f"[{bounds.low:.4g}, {bounds.high:.4g}]"
     level = level_of(rule.confidence)
-    return f"[{bounds.low:.4g}, {bounds.high:.4g}] (one-sided {level} bounds) straddles the limit {limit:.4g}"
+    return f"{interval} (one-sided {level} bounds) straddles the limit {limit:.4g}"
 
 
 def _settling(bounds: Bounds, prompts: int | None) -> str:
@@ -198,10 +197,10 @@ def _ruling(
         name,
         verdict,
         reason,
-        bounds.estimate,
-        bounds.low,
-        bounds.high,
-        limit,
+        estimate=bounds.estimate,
+        low=bounds.low,
+        high=bounds.high,
+        margin=limit,
     )
 
 
@@ -215,45 +214,57 @@ def percent(factor: float | None) -> str:
 @_tests("exact")
 def _each_zero(rule: Rule, name: str, score: Score, _limit: float) -> Ruling:
     values = _by_prompt(name, score.per_prompt)
-    wrong = sum(value != 0 for value in values)
+    same = values.count(0)
     verdict = Verdict.PASS
     reason = f"all {len(values)} prompts are the same"
-    if wrong:
+    if same < len(values):
         verdict = Verdict.FAIL
-        reason = f"{wrong} of {len(values)} prompts differ"
+        reason = f"{len(values) - same} of {len(values)} prompts differ"
     return Ruling(rule.test, name, verdict, reason, score.estimate, margin=0.0)
 
 
 @_tests("every")
 def _none_beyond(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     # A mean or a share would let one entirely wrong image among many pass.
-    values = _by_prompt(name, score.worst or score.per_prompt)
-    wrong = sum(value > limit for value in values)
-    worst = max(values)
-    verdict = Verdict.PASS
-    reason = (
-        f"none of {len(values)} prompts exceeds {limit:.4g}; the worst has {worst:.4g}"
+    values, beyond, exceed = _beyond(name, score, limit)
+    largest = max(values)
+    verdict = Verdict.FAIL
+    reason = f"{exceed}, the worst with {largest:.4g}"
+    if not beyond:
+        verdict = Verdict.PASS
+        none = f"none of {len(values)} prompts exceeds {limit:.4g}"
+        reason = f"{none}; the worst has {largest:.4g}"
+    return Ruling(
+        rule.test,
+        name,
+        verdict,
+        reason,
+        estimate=largest,
+        low=largest,
+        high=largest,
+        margin=limit,
     )
-    if wrong:
-        verdict = Verdict.FAIL
-        reason = f"{wrong} of {len(values)} prompts exceed {limit:.4g}, the worst with {worst:.4g}"
-    return Ruling(rule.test, name, verdict, reason, worst, worst, worst, limit)
 
 
 @_tests("rarely")
 def _few_beyond(rule: Rule, name: str, score: Score, limit: float) -> Ruling:
     assert rule.share is not None
-    values = _by_prompt(name, score.worst or score.per_prompt)
-    wrong = sum(value > limit for value in values)
-    bounds = share_bounds(wrong, len(values), rule.confidence)
+    values, beyond, exceed = _beyond(name, score, limit)
+    bounds = share_bounds(beyond, len(values), rule.confidence)
     ruling = against(rule, name, bounds, rule.share, at_least=False)
-    if not wrong and rule.confidence and ruling.verdict is Verdict.INCONCLUSIVE:
+    if not beyond and rule.confidence and ruling.verdict is Verdict.INCONCLUSIVE:
         needed = prompts_to_exclude(rule.share, rule.confidence)
         ruling.reason = f"too few to rule out a share of {rule.share:.3g}; {needed} prompts would suffice"
-    ruling.reason = (
-        f"{wrong} of {len(values)} prompts exceed {limit:.4g}: share {ruling.reason}"
-    )
+    ruling.reason = f"{exceed}: share {ruling.reason}"
     return ruling
+
+
+def _beyond(name: str, score: Score, limit: float) -> tuple[list[float], int, str]:
+    """Returns the worst value of each prompt, and how many exceed a limit, also in words. Raises UnjudgedError."""
+    values = _by_prompt(name, score.worst or score.per_prompt)
+    beyond = sum(value > limit for value in values)
+    exceed = f"{beyond} of {len(values)} prompts exceed {limit:.4g}"
+    return values, beyond, exceed
 
 
 def _by_prompt(name: str, values: Sequence[float | None]) -> list[float]:
@@ -277,7 +288,8 @@ def precision_of(variant: VariantResult) -> str | None:
     precision = variant.config.options.get("precision")
     if not isinstance(precision, dict):
         return None
-    types = [str(precision.get("weights")), precision.get("autocast") or "float32"]
-    if not UNIT_ROUNDOFF.keys() >= set(types):
+    weights = str(precision.get("weights"))
+    arithmetic = precision.get("autocast") or "float32"
+    if weights not in UNIT_ROUNDOFF or arithmetic not in UNIT_ROUNDOFF:
         return None
-    return max(types, key=UNIT_ROUNDOFF.__getitem__)
+    return max(weights, arithmetic, key=UNIT_ROUNDOFF.__getitem__)

@@ -88,24 +88,30 @@ def tripped(
     """
     trips: list[Trip] = []
     for index, image in enumerate(images):
-        if latents is not None and not np.isfinite(latents[index]).all():
-            bad = 1 - np.isfinite(latents[index]).mean()
-            detail = f"{bad:.1%} of the final latents are NaN or infinite"
-            trips.append(("non_finite", index, detail))
+        before = None if reference is None else reference[index]
+        findings = []
+        if latents is not None:
+            findings.append(("non_finite", _non_finite(latents[index])))
         if finite is not None and not finite[index]:
-            trips.append(("non_finite", index, "pixels are NaN or infinite"))
-        looks = _looks(image, None if reference is None else reference[index])
-        if looks is not None:
-            wire, detail = looks
-            trips.append((wire, index, detail))
+            findings.append(("non_finite", "pixels are NaN or infinite"))
+        findings.append(_looks(image, before))
+        for wire, finding in findings:
+            if finding:
+                trips.append((wire, index, finding))
     trips += _alike(images, draws, reference)
     if reference is not None:
         trips += _clipping(images, reference)
     return trips
 
 
-def _looks(image: np.ndarray, reference: np.ndarray | None) -> tuple[str, str] | None:
-    """Returns the tripwire that the look of an image trips, and the finding; None if it trips none."""
+def _non_finite(latents: np.ndarray) -> str:
+    """Returns how many of an image's latents are not finite, in words; "" if all are."""
+    bad = 1 - np.isfinite(latents).mean()
+    return f"{bad:.1%} of the final latents are NaN or infinite" if bad else ""
+
+
+def _looks(image: np.ndarray, reference: np.ndarray | None) -> tuple[str, str]:
+    """Returns the tripwire that the look of an image trips, and the finding; no finding if it trips none."""
     brightest = float(np.quantile(image @ _LUMA, 0.99))
     if brightest <= BLACK_LEVEL:
         text = f"99 % of the pixels are no brighter than {brightest:.0f} of 255"
@@ -114,24 +120,37 @@ def _looks(image: np.ndarray, reference: np.ndarray | None) -> tuple[str, str] |
     extent = float(np.ptp(blocks, axis=(0, 1)).max())
     if extent <= CONSTANT_RANGE:
         return "constant", f"parts of the image differ by {extent:.1f} of 255 levels"
+    return "noise", _noise(image, blocks, reference)
+
+
+def _noise(
+    image: np.ndarray,
+    blocks: np.ndarray,
+    reference: np.ndarray | None,
+) -> str:
+    """Returns by what an image, of which `blocks` are means, is noise, in words; "" if it is none."""
     pixels = _correlation(image.astype(np.float64))
     if pixels < NOISE_CORRELATION:
-        return "noise", f"neighbouring pixels correlate by {pixels:.2f} (noise: 0)"
+        return f"neighbouring pixels correlate by {pixels:.2f} (noise: 0)"
     structure = _correlation(blocks)
-    if min(blocks.shape[:2]) >= _ENOUGH_BLOCKS and structure < NOISE_CORRELATION:
-        text = f"neighbouring blocks of 8 pixels correlate by {structure:.2f}"
-        return "noise", text
-    before = structure if reference is None else _correlation(_blocks(reference))
-    if before - structure > NOISE_DROP:
-        text = f"blocks of 8 pixels correlate by {structure:.2f}; in the reference {before:.2f}"
-        return "noise", text
-    return None
+    enough = min(blocks.shape[:2]) >= _ENOUGH_BLOCKS
+    if enough and structure < NOISE_CORRELATION:
+        return f"neighbouring blocks of 8 pixels correlate by {structure:.2f}"
+    if reference is None:
+        return ""
+    before = _correlation(_blocks(reference))
+    if before - structure <= NOISE_DROP:
+        return ""
+    return f"blocks of 8 pixels correlate by {structure:.2f}; in the reference {before:.2f}"
 
 
 def _alike(
-    images: np.ndarray, draws: Sequence[Hashable] | None, reference: np.ndarray | None
+    images: np.ndarray,
+    draws: Sequence[Hashable] | None,
+    reference: np.ndarray | None,
 ) -> list[Trip]:
-    draws = range(len(images)) if draws is None else draws
+    if draws is None:
+        draws = range(len(images))
     trips: list[Trip] = []
     first: dict[bytes, int] = {}
     for index, image in enumerate(images):
@@ -144,29 +163,32 @@ def _alike(
         return trips
     spread = _spread(images)
     before = 0.0 if reference is None else _spread(reference)
+    text = ""
     if spread < ALIKE_DEVIATION:
         text = f"all images differ by {spread:.1f} of 255 levels (root mean square)"
-        trips.append(("alike", None, text))
     elif spread < ALIKE_SHARE * before:
         text = f"images differ by {spread:.1f} of 255 levels; the reference's by {before:.1f}"
+    if text:
         trips.append(("alike", None, text))
     return trips
 
 
 def _clipping(images: np.ndarray, reference: np.ndarray) -> list[Trip]:
     trips: list[Trip] = []
-    few = []
-    for index, (image, other) in enumerate(zip(images, reference, strict=True)):
-        share = _newly_clipped(image, other)
+    intact = []
+    for index, image in enumerate(images):
+        share = _newly_clipped(image, reference[index])
         if share > CLIP_SHARE:
             text = (
                 f"{share:.0%} of the values are at 0 or 255, but not in the reference"
             )
             trips.append(("clipping", index, text))
         else:
-            few.append(share)
+            intact.append(share)
+    if not intact:
+        return trips
     # A few burnt images say nothing of the others, which a trip of all would count as broken.
-    mean = float(np.mean(few or [0.0]))
+    mean = float(np.mean(intact))
     if mean > CLIP_MEAN_SHARE:
         text = f"on average {mean:.0%} of the values of an image are at 0 or 255, but not in the reference"
         trips.append(("clipping", None, text))
@@ -178,23 +200,23 @@ def _newly_clipped(image: np.ndarray, reference: np.ndarray) -> float:
 
     Values are matched by rank: a drawing that moved a few pixels clips nothing.
     """
-    values, before = (
-        np.sort(array, axis=None).astype(np.int16) for array in (image, reference)
-    )
+    values = np.sort(image, axis=None).astype(np.int16)
+    before = np.sort(reference, axis=None).astype(np.int16)
     low = (values <= 1) & (before - values > CLIP_DISTANCE)
     high = (values >= 254) & (values - before > CLIP_DISTANCE)
+    clipped = (low | high).mean()
     free = ((before > 1) & (before < 254)).mean()
-    return float((low | high).mean() / max(free, _LEAST_FREE))
+    return float(clipped / max(free, _LEAST_FREE))
 
 
 def _blocks(image: np.ndarray) -> np.ndarray:
     """Returns means of 8×8 pixels, float64 (height / 8, width / 8, 3); of fewer pixels if a side is below 16."""
     height, width, _ = image.shape
     side = max(1, min(_BLOCK, height // 2, width // 2))
-    rows, columns = height // side, width // side
-    blocks = image[: rows * side, : columns * side].reshape(
-        rows, side, columns, side, 3
-    )
+    rows = height // side
+    columns = width // side
+    whole = image[: rows * side, : columns * side]
+    blocks = whole.reshape(rows, side, columns, side, 3)
     means: np.ndarray = blocks.mean(axis=(1, 3))
     return means
 
@@ -204,9 +226,14 @@ def _correlation(values: np.ndarray) -> float:
     variance = float(values.var(axis=(0, 1)).mean())
     if variance == 0 or min(values.shape[:2]) < 2:
         return 1.0
-    steps = [float(np.square(np.diff(values, axis=axis)).mean()) for axis in (0, 1)]
-    return 1 - sum(steps) / 4 / variance
+    steps = 0.0
+    for axis in (0, 1):
+        differences = np.diff(values, axis=axis)
+        steps += float(np.square(differences).mean())
+    return 1 - steps / 4 / variance
 
 
 def _spread(images: np.ndarray) -> float:
-    return math.sqrt(float(images.astype(np.float32).var(axis=0).mean()))
+    """Returns the root mean square deviation of images from their mean image."""
+    variances = images.astype(np.float32).var(axis=0)
+    return math.sqrt(float(variances.mean()))

@@ -67,23 +67,23 @@ class Column:
     at_shapes: bool = False
     at_main: bool = False
 
-    def headings(self, look: TableView) -> list[str]:
+    def headings(self, view: TableView) -> list[str]:
         """Returns its heading, or one for each shape."""
-        judged = "" if look.judged else " (not judged)"
-        heading = self.heading.format(unit=unit_text(look.per_image), judged=judged)
-        if self.at_shapes and look.shapes:
-            return [f"{heading}, {shape}" for shape in look.shapes]
-        if self.at_main and look.shapes:
-            return [f"{heading}, {look.shapes[0]}"]
+        judged = "" if view.judged else " (not judged)"
+        heading = self.heading.format(unit=unit_text(view.per_image), judged=judged)
+        if self.at_shapes and view.shapes:
+            return [f"{heading}, {shape}" for shape in view.shapes]
+        if self.at_main and view.shapes:
+            return [f"{heading}, {view.shapes[0]}"]
         return [heading]
 
-    def cells(self, row: Row | None, look: TableView) -> list[Cell]:
+    def cells(self, row: Row | None, view: TableView) -> list[Cell]:
         """Returns a row's cell below each of its headings."""
         if row is None:
-            return [Cell() for _ in self.headings(look)]
-        rows = row.shapes if self.at_shapes and look.shapes else (row,)
+            return [Cell() for _ in self.headings(view)]
+        rows = row.shapes if self.at_shapes and view.shapes else (row,)
         if self.cell is not None:
-            return [self.cell(row, look) for row in rows]
+            return [self.cell(row, view) for row in rows]
         return [value_cell(self.value(row)) for row in rows]
 
 
@@ -113,21 +113,21 @@ def word(verdict: str | None) -> Cell:
     return Cell(str(verdict), tone=TONES[verdict]) if verdict is not None else Cell()
 
 
-def speedup_cell(row: Row, look: TableView | None = None) -> Cell:
+def speedup_cell(row: Row, view: TableView | None = None) -> Cell:
     """Returns a variant's speed-up over the baseline with its bounds, or the bound at which its timing ended."""
     if row.variant.given_up:
         return slower_cell(row)
     return ratio_cell(row.speedup.interval if row.speedup else None)
 
 
-def speed_cell(row: Row, look: TableView | None = None) -> Cell:
+def speed_cell(row: Row, view: TableView | None = None) -> Cell:
     """Returns what a variant's speed-up shows; its status, where that is another than `ok`."""
     if row.status is Status.PENDING:
         return word("in part" if row.variant.measurements else "not measured")
     return word(row.speed if row.status is Status.OK else row.status)
 
 
-def memory_cell(row: Row, look: TableView | None = None) -> Cell:
+def memory_cell(row: Row, view: TableView | None = None) -> Cell:
     """Returns how much more or less memory a variant takes than the baseline, and its peak."""
     peak = ""
     if row.peak_gib is not None and row.status.timed:
@@ -139,11 +139,11 @@ def memory_cell(row: Row, look: TableView | None = None) -> Cell:
     )
 
 
-def images_cell(row: Row, look: TableView) -> Cell:
+def images_cell(row: Row, view: TableView) -> Cell:
     """Returns what is known of a variant's images, with the metric that is read first; else that metric alone."""
     metric, figure = row.distance
     text = f"{figure} dB" if metric == PSNR and figure != "equal" else figure
-    if not look.judged or row.images is None:
+    if not view.judged or row.images is None:
         return Cell(text)
     return Cell(
         str(row.images),
@@ -152,11 +152,11 @@ def images_cell(row: Row, look: TableView) -> Cell:
     )
 
 
-def _time_cell(row: Row, look: TableView) -> Cell:
+def _time_cell(row: Row, view: TableView) -> Cell:
     return Cell(*seconds_parts(row.time)) if row.time and row.status.timed else Cell()
 
 
-def _step_cell(row: Row, look: TableView) -> Cell:
+def _step_cell(row: Row, view: TableView) -> Cell:
     figure, _, detail = _steps_text(row).partition(" ")
     return Cell(figure, detail)
 
@@ -220,7 +220,7 @@ COLUMNS: tuple[Column, ...] = (
         "gate",
         "gate",
         lambda row: row.decision,
-        lambda row, look: word(row.decision),
+        lambda row, view: word(row.decision),
         number=False,
         tracked=True,
         narrow=None,
@@ -309,7 +309,7 @@ Cells = tuple[str, Sequence[Cell | str]]
 
 def table_of(
     rows: Sequence[Row | None],
-    look: TableView,
+    view: TableView,
     before: Sequence[Cells],
     after: Sequence[Cells] = (),
     instead: Mapping[str, Sequence[Cell | str]] | None = None,
@@ -318,7 +318,7 @@ def table_of(
 
     Args:
         rows: those of the table; None for one of which nothing but `before`, `after` and `instead` is known.
-        look: what the table knows of all rows.
+        view: what the table knows of all rows.
         before: what stands before the columns, the names of the rows first.
         after: what follows them.
         instead: cells that take the place of a column's own, by its name.
@@ -327,8 +327,8 @@ def table_of(
     numbers: list[str] = []
     narrow: list[tuple[int, str, bool]] = []
     for column in COLUMNS:
-        headings = column.headings(look)
-        cells = [column.cells(row, look) for row in rows]
+        headings = column.headings(view)
+        cells = [column.cells(row, view) for row in rows]
         for number, heading in enumerate(headings):
             below: Sequence[Cell | str] = [of_row[number] for of_row in cells]
             if instead is not None:

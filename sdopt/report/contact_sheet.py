@@ -91,7 +91,7 @@ def comparison_sheet(
 def _feet(columns: Sequence[Row]) -> dict[str, list[str]]:
     """Returns the figures below the columns: for each line its title, and one figure per column."""
     judged = any(column.has_verdict for column in columns)
-    look = TableView(judged=judged)
+    view = TableView(judged=judged)
     unit = unit_text(any(column.per_image for column in columns))
     lines = {
         f"time{unit}": [
@@ -101,7 +101,7 @@ def _feet(columns: Sequence[Row]) -> dict[str, list[str]]:
             column.speedup.text if column.speedup else "" for column in columns
         ],
         "memory": [memory_text(column) for column in columns],
-        "images": [str(images_cell(column, look)) for column in columns],
+        "images": [str(images_cell(column, view)) for column in columns],
     }
     for title, cells in [*lines.items()]:
         if not any(cells):

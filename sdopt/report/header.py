@@ -1,6 +1,6 @@
 """Describes what was measured, or would be: the work, the device and the versions, and the plan of a dry run."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -9,6 +9,7 @@ from sdopt.record.choices import NONE, difference, is_plain, listed
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.report.blocks import Prose, Table
 from sdopt.report.terminal import shown
+from sdopt.schema import Model
 from sdopt.statistics.words import gib_text
 from sdopt.terminal import print_line
 
@@ -21,9 +22,9 @@ _PACKAGES = ("torch", "diffusers")
 def header_of(result: StudyResult) -> list[str]:
     """Returns a line on the work and one on the machine, to print above a table and before a measurement."""
     if result.is_imported:  # Nobody told the model, the steps or the machine.
-        return [
-            f"{result.name}: images and times that came as files, judged by sdopt {result.environment.sdopt_version}"
-        ]
+        what = "images and times that came as files"
+        by = f"judged by sdopt {result.environment.sdopt_version}"
+        return [f"{result.name}: {what}, {by}"]
     return [f"{result.name}: {work_of(result)}", _machine(result)]
 
 
@@ -31,16 +32,21 @@ def announce(result: StudyResult, console: Console) -> None:
     """Prints, before measuring, the variants to be measured, and those that are skipped with the reason."""
     for line in header_of(result):
         print_line(console, line, "bold", whole=False)
-    options = [
-        row.name for row in result.candidates if row.status is not Status.SKIPPED
-    ]
-    # Names of combinations contain commas.
-    against = f"{len(options)} against {result.baseline}: {'; '.join(options)}"
-    print_line(console, against if options else f"{result.baseline} alone", whole=False)
+    options = []
+    skipped = []
     for row in result.candidates:
         if row.status is Status.SKIPPED:
-            reason = f"not measured: {row.name}: {row.reason}"
-            print_line(console, reason, "dim", whole=False)
+            skipped.append(f"not measured: {row.name}: {row.reason}")
+        else:
+            options.append(row.name)
+    measured = f"{result.baseline} alone"
+    if options:
+        # Names of combinations contain commas.
+        names = "; ".join(options)
+        measured = f"{len(options)} against {result.baseline}: {names}"
+    print_line(console, measured, whole=False)
+    for line in skipped:
+        print_line(console, line, "dim", whole=False)
 
 
 def show_plan(result: StudyResult, expected: "StudyCost", console: Console) -> None:
@@ -48,18 +54,23 @@ def show_plan(result: StudyResult, expected: "StudyCost", console: Console) -> N
 
     A reason is one line, however long, since it may hold a command to copy.
     """
-    environment = result.environment
+    device = result.environment.device
+    where = ""
     # A planned device comes from a data sheet, which names no driver; a real one has a driver.
-    planned = environment.sheet is not None and environment.device["driver"] is None
-    where = f" on {environment.device['name']}, by its data sheet" if planned else ""
-    heading = Prose(f"{result.name}: what would be measured{where}", strong=True)
-    console.print(shown([heading, _planned_variants(result)], console.width))
+    if result.environment.sheet is not None and device["driver"] is None:
+        where = f" on {device['name']}, by its data sheet"
+    title = f"{result.name}: what would be measured{where}"
+    _print_titled(console, title, _planned_variants(result))
     for line in _remarks_on_plan(result):
         print_line(console, f"  {line}")
-    heading = Prose("what would be compared", strong=True)
-    console.print(shown([heading, _planned_comparisons(result)], console.width))
+    _print_titled(console, "what would be compared", _planned_comparisons(result))
     for line in _effort(result, expected):
         print_line(console, line)
+
+
+def _print_titled(console: Console, title: str, table: Table) -> None:
+    heading = Prose(title, strong=True)
+    console.print(shown([heading, table], console.width))
 
 
 def effort_of_sweep(seconds: Sequence[float | None]) -> str:
@@ -74,17 +85,23 @@ def effort_of_sweep(seconds: Sequence[float | None]) -> str:
 
 def _planned_variants(result: StudyResult) -> Table:
     baseline = result.baseline_variant.choices
-    of_baseline = {
-        axis: option for axis, option in baseline.items() if not is_plain(axis, option)
-    }
     rows = []
     for row in result.variants:
         choices = difference(row.choices, baseline)
         if row.name == result.baseline:
-            choices = of_baseline
+            choices = _beyond_plain(baseline)
         rows.append((row.name, listed(choices), row.contract, _would_run(row)))
     headings = ("variant", "choices beside the baseline", "contract", "would run?")
     return Table(headings, rows)
+
+
+def _beyond_plain(choices: Mapping[str, str]) -> dict[str, str]:
+    """Returns the choices by axis that are not the defaults."""
+    chosen = {}
+    for axis, option in choices.items():
+        if not is_plain(axis, option):
+            chosen[axis] = option
+    return chosen
 
 
 def _would_run(row: VariantResult) -> str:
@@ -153,21 +170,16 @@ def work_of(result: StudyResult) -> str:
     The LoRA is the baseline's, which all variants have unless one of them says otherwise.
     """
     config = result.config
-    model, workload, shapes = config.model, config.workload, config.shapes
-    sampler = config.scheduler.class_name.removesuffix("Scheduler").removesuffix(
-        "Multistep"
-    )
-    source = {
-        "random": " (random weights)",
-        "hub": f" ({model.hub_id})",
-        "path": f" ({model.path})",
-        "factory": f" ({model.factory})",
-    }
-    name = f"{model.name}{source.get(model.weights, '')}{_with_lora(result.baseline_variant)}"
-    words = [name, f"{workload.steps} steps ({sampler})"]
+    workload = config.workload
+    shapes = config.shapes
+    scheduler = config.scheduler.class_name.removesuffix("Scheduler")
+    sampler = scheduler.removesuffix("Multistep")
+    model = f"{_model(config.model)}{_with_lora(result.baseline_variant)}"
+    words = [model, f"{workload.steps} steps ({sampler})"]
     if len(shapes) == 1:
-        words[0] += f" {shapes[0].size}×{shapes[0].size}"
-        words.append(f"batch {shapes[0].batch_size}")
+        [shape] = shapes
+        words[0] += f" {shape.size}×{shape.size}"
+        words.append(f"batch {shape.batch_size}")
     if workload.images_per_prompt > 1:
         words.append(f"{workload.images_per_prompt} images per prompt")
     if config.task.kind != "txt2img":
@@ -175,6 +187,19 @@ def work_of(result: StudyResult) -> str:
     if len(shapes) > 1:
         words.append(f"{len(shapes)} shapes: {'; '.join(map(str, shapes))}")
     return ", ".join(words)
+
+
+def _model(model: Model) -> str:
+    """Returns a model with where its weights are from, as `sd15 (random weights)`."""
+    sources = {
+        "random": "random weights",
+        "hub": model.hub_id,
+        "path": model.path,
+        "factory": model.factory,
+    }
+    if model.weights not in sources:
+        return model.name
+    return f"{model.name} ({sources[model.weights]})"
 
 
 def _with_lora(baseline: VariantResult) -> str:
@@ -185,10 +210,11 @@ def _with_lora(baseline: VariantResult) -> str:
 
 def _machine(result: StudyResult) -> str:
     environment = result.environment
-    kind = environment.device.get("type", "")
+    limits = [environment.device.get("type", "")]
     threads = result.config.hardware.threads
-    limit = f", {threads} thread{'s' if threads > 1 else ''}" if threads else ""
-    words = [f"on {environment.device['name']} ({kind}{limit})"]
+    if threads:
+        limits.append("1 thread" if threads == 1 else f"{threads} threads")
+    words = [f"on {environment.device['name']} ({', '.join(limits)})"]
     for name in _PACKAGES:
         if name in environment.packages:
             words.append(f"{name} {environment.packages[name]}")

@@ -309,10 +309,12 @@ def worst_prompts(
 def worst_by_metric(result: StudyResult) -> Counter[int]:
     """Returns by how many headline metrics of variants a prompt lost most, by its number."""
     numbers = Counter[int]()
+    metrics = headline_columns(result)
     for variant in result.candidates:
-        for metric in headline_columns(result):
-            for worst in worst_prompts(result, variant.name, [metric])[:1]:
-                numbers[worst.prompt_index] += 1
+        worst_of: dict[str, int] = {}
+        for worst in worst_prompts(result, variant.name, metrics):
+            worst_of.setdefault(worst.metric, worst.prompt_index)
+        numbers.update(worst_of.values())
     return numbers
 
 

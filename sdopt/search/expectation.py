@@ -20,7 +20,7 @@ from sdopt.statistics.figures import rows_of
 from sdopt.study.cost import newest_results
 
 RECORDED = Path(__file__).parent / "expected.json"
-"""Median speed-ups in sdopt's own records, by kind of device and option; `python -m runners.reference` writes it."""
+"""Median speed-ups in sdopt's own records, by kind of device and option; `python -m tests.reference` writes it."""
 
 _UNKNOWN = 1.0
 """The speed-up of an option that nothing is known of."""

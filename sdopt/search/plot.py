@@ -36,10 +36,10 @@ def search_chart(record: SearchRecord) -> Chart | None:
     points = _points(record)
     if not points:
         return None
-    legend = []
-    for point in _labelled(points):
-        point["label"] = str(point["number"])
-        legend.append((point["number"], point["name"], Cell(point["kind"])))
+    legend = [
+        (point["number"], point["name"], Cell(point["kind"]))
+        for point in _label(points, "number")
+    ]
     return Chart([("", _spec(record, points, named=False))], legend=legend)
 
 
@@ -48,15 +48,16 @@ def search_plot(record: SearchRecord) -> Spec | None:
     points = _points(record)
     if not points:
         return None
-    label = "name" if len(points) <= MOST_NAMES else "number"
-    for point in _labelled(points):
-        point["label"] = str(point[label])
+    _label(points, "name" if len(points) <= MOST_NAMES else "number")
     return _spec(record, points, named=True)
 
 
-def _labelled(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the points that bear a label: all, or the judged and the fastest ones of many."""
-    return points if len(points) <= _ALL_LABELLED else points[:MOST_NAMES]
+def _label(points: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
+    """Labels points by their name or number, and returns them: all, or the judged and the fastest ones of many."""
+    labelled = points if len(points) <= _ALL_LABELLED else points[:MOST_NAMES]
+    for point in labelled:
+        point["label"] = str(point[by])
+    return labelled
 
 
 def _points(record: SearchRecord) -> list[dict[str, Any]]:

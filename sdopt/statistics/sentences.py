@@ -30,11 +30,16 @@ def _answer(rows: Sequence[Row], best: Row | None) -> str:
         return f"{described(best, baseline)}."
     candidates.sort(key=tells_less)
     for row in candidates:
-        faster = row.speed is Speed.FASTER
-        is_open = row.decision is not None and row.decision.is_open
-        if faster and is_open and not is_refused(row) and not _is_apart(row, baseline):
+        if _may_be_confirmed(row) and not _is_apart(row, baseline):
             return unconfirmed(row, baseline)
     return _nothing_better(candidates, baseline)
+
+
+def _may_be_confirmed(row: Row) -> bool:
+    """Returns whether a variant is faster, and a gate has left open whether it is to be used."""
+    if row.speed is not Speed.FASTER or is_refused(row):
+        return False
+    return row.decision is not None and row.decision.is_open
 
 
 def _is_apart(row: Row, baseline: Row | None) -> bool:
@@ -44,10 +49,10 @@ def _is_apart(row: Row, baseline: Row | None) -> bool:
     """
     if baseline is None:
         return False
-    counts = {
-        side.variant.config.workload.images_per_prompt for side in (row, baseline)
-    }
-    return len(counts) > 1 or bool(row.variant.other_work(baseline.variant))
+    images = row.variant.config.workload.images_per_prompt
+    if images != baseline.variant.config.workload.images_per_prompt:
+        return True
+    return bool(row.variant.other_work(baseline.variant))
 
 
 def tells_less(row: Row) -> tuple[bool, bool]:
@@ -65,12 +70,20 @@ def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
     first = candidates[0]
     if first.speed is None:
         return _untimed(candidates, baseline)
-    usable = [row for row in candidates if row.speed and not is_refused(row)]
-    if usable and all(row.speed in (Speed.FEW, None) for row in candidates):
-        text = described(usable[0], baseline)
-        because = _further_reason(usable[0])
-        text += f"; {because}" if because else ""
-        return f"{lacking_text(usable[0])}: {text}."
+    usable = []
+    speeds = set()
+    for row in candidates:
+        if row.speed:
+            speeds.add(row.speed)
+            if not is_refused(row):
+                usable.append(row)
+    if usable and speeds == {Speed.FEW}:
+        best = usable[0]
+        text = described(best, baseline)
+        because = _further_reason(best)
+        if because:
+            text = f"{text}; {because}"
+        return f"{lacking_text(best)}: {text}."
     if len(candidates) > 1:
         return _keep_the_baseline(candidates, baseline)
     text = described(first, baseline)
@@ -93,10 +106,8 @@ def _keep_the_baseline(candidates: Sequence[Row], baseline: Row | None) -> str:
     order = []
     for speed in Speed:
         order += [str(speed), f"{speed}{_WITH_WORSE}"]
-    counts = []
-    for words in (*order, _NOT_MEASURED):
-        if kinds[words]:
-            counts.append(f"{kinds[words]} {words}")
+    order.append(_NOT_MEASURED)
+    counts = [f"{kinds[words]} {words}" for words in order if kinds[words]]
     better = f"none of {len(candidates)} is shown to be better"
     text = f"{_advice(baseline)}: {better} ({', '.join(counts)})."
     first = candidates[0]
@@ -137,44 +148,43 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
     """Returns the answer for a gain that nothing speaks against and that is not shown yet: it, why, and what to do."""
     if _is_apart(row, baseline):
         return f"{_with_reason(described(row, baseline), row)}."
-    text = f"{described(row, baseline)}. Not confirmed yet: {shortened(row.because)}."
+    because = shortened(row.because)
+    text = f"{described(row, baseline)}. Not confirmed yet: {because}."
     command = row.command
     if not command:  # as of other programs' images, and of what no command composes
         return text
-    rulings = row.judgement.rulings if row.judgement else []
     when = ""
-    for ruling in rulings:
+    prompts = 0
+    for ruling in row.judgement.rulings if row.judgement else []:
         if ruling.rule == UNDISTURBED and ruling.verdict is not Verdict.PASS:
             when = " while nothing else runs here"
+        prompts = max(prompts, ruling.prompts or 0)
     # With the prompts that would settle what is open.
-    needed = max((ruling.prompts or 0 for ruling in rulings), default=0)
-    if 0 < needed <= TOO_MANY_PROMPTS:
-        command += f" quality.prompt_count={needed}"
+    if 0 < prompts <= TOO_MANY_PROMPTS:
+        command += f" quality.prompt_count={prompts}"
     return f"{text} To confirm it, measure it again{when}: `{command}`."
 
 
 def lacking_text(row: Row) -> str:
     """Returns why a speed-up tells nothing yet: too few runs, or no repeated baseline."""
-    if row.speedup is None or row.speedup.interval.low is None:
+    ratio = row.speedup
+    if ratio is None or ratio.interval.low is None:
         return "Not enough runs to tell"
     return "Nothing shows which difference is chance"
 
 
 def _reservations(result: StudyResult) -> str:
     """Returns what comes before the answer: that images of other programs were made or saved in other ways."""
-    baseline = result.baseline_variant
     text = ""
     for variant in result.candidates:
+        name = variant.name
         if variant.unlike:
-            text += (
-                f"Not the same work: the images of {variant.name} say "
-                f"{', '.join(variant.unlike)}, so what differs is not the option's alone. "
-            )
-        apart = variant.files_apart(baseline)
+            settings = ", ".join(variant.unlike)
+            text += f"Not the same work: the images of {name} say {settings}, "
+            text += "so what differs is not the option's alone. "
+        apart = variant.files_apart(result.baseline_variant)
         if apart:
-            text += (
-                f"{variant.name}: {apart}: what a format loses counts as a difference. "
-            )
+            text += f"{name}: {apart}: what a format loses counts as a difference. "
     return text
 
 
@@ -182,28 +192,24 @@ def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
     """Returns the answer where no time was compared: images alone, or what failed."""
     if baseline is not None and baseline.status.failure:
         return _baseline_failed(baseline)
-    images = []
-    most = 0.0
-    fastest = ""
-    for row in candidates:
-        if row.images:
-            images.append(_untimed_images(row))
-        if row.speedup is None or row.status is not Status.INTERRUPTED:
-            continue
-        if row.speedup.interval.estimate > most:
-            most = row.speedup.interval.estimate
-            speedup = f"{row.speedup.text}{unit_text(row.per_image)}"
-            fastest = (
-                f"Not all was measured ({row.because}); "
-                f"so far {row.name}: {speedup}, not judged."
-            )
+    images = [_untimed_images(row) for row in candidates if row.images]
     if images:
         return f"{'; '.join(images)} (not timed)."
-    if fastest:
-        return fastest
+    interrupted = [row for row in candidates if row.status is Status.INTERRUPTED]
+    fastest = max(interrupted, key=_estimate, default=None)
+    if fastest is not None and fastest.speedup is not None:
+        speedup = f"{fastest.speedup.text}{unit_text(fastest.per_image)}"
+        so_far = f"so far {fastest.name}: {speedup}, not judged"
+        return f"Not all was measured ({fastest.because}); {so_far}."
     first = candidates[0]
     fully = "fully " if any(map(_is_begun, candidates)) else ""
-    return f"Nothing was {fully}measured beside the baseline: {first.name}: {first.because}."
+    where = f"Nothing was {fully}measured beside the baseline"
+    return f"{where}: {first.name}: {first.because}."
+
+
+def _estimate(row: Row) -> float:
+    """Returns the speed-up of a variant; 0 of one without."""
+    return row.speedup.interval.estimate if row.speedup else 0.0
 
 
 def _is_begun(row: Row) -> bool:
@@ -216,9 +222,10 @@ def _untimed_images(row: Row) -> str:
     """Returns what is known of images alone; of worse ones what is different, by how much, and how much is allowed."""
     text = f"{row.name}: {_images_text(row)}"
     because = _further_reason(row)
-    if row.images is not Images.WORSE or not because:
-        return text
-    return f"{text}: {lower(shortened(because))}"
+    if row.images is Images.WORSE and because:
+        different = lower(shortened(because))
+        text = f"{text}: {different}"
+    return text
 
 
 def _baseline_failed(baseline: Row) -> str:
@@ -252,11 +259,12 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
         return f"{name} was not measured ({row.because})"
     speed = _speed_text(row, baseline)
     saves_memory = MEMORY_RATIO in map(measure_named, row.gains)
+    verb = ":" if row.speed is Speed.CLOSE else " is"
+    text = f"{name}{verb} {speed}"
     if row.speed is not Speed.FASTER and saves_memory:
         text = f"{name} {memory}, {speed}"
-    else:
-        verb = ":" if row.speed is Speed.CLOSE else " is"
-        text = ", ".join(filter(None, [f"{name}{verb} {speed}", memory]))
+    elif memory:
+        text = f"{text}, {memory}"
     return f"{text}; {images}" if images else text
 
 
@@ -282,7 +290,8 @@ def _speedups_text(row: Row) -> str:
     for at_shape in row.shapes:
         ratio = at_shape.over_baseline.get(SPEEDUP.name)
         if ratio:
-            speedups.append(f"{ratio.interval.estimate:.2f}× at {at_shape.shape}")
+            estimate = ratio.interval.estimate
+            speedups.append(f"{estimate:.2f}× at {at_shape.shape}")
     return "; ".join(speedups)
 
 
@@ -350,18 +359,20 @@ def _likeness(row: Row, images: Images) -> str:
     if row.variant.trips:
         return f"images broken ({wires_of(row.variant)})"
     metric, figure = row.distance
-    if images is Images.NOT_JUDGED and metric == PSNR:
-        return _unjudged_text(row.scores[metric].estimate, figure)
-    if images is Images.NOT_JUDGED and metric:
-        return f"images not judged ({metric} {figure})"
+    judged = images is not Images.NOT_JUDGED
+    if metric == PSNR and not judged:
+        return _unjudged_text(row.scores[PSNR].estimate, figure)
+    text = f"images {images}"
     if metric == PSNR and figure not in ("", "equal"):
-        return f"images {images} ({figure} dB)"
-    return f"images {images}"
+        text = f"{text} ({figure} dB)"
+    elif metric and not judged:
+        text = f"{text} ({metric} {figure})"
+    return text
 
 
 def _unjudged_text(psnr_db: float | None, figure: str) -> str:
     """Returns how alike images are that no gate judged; without a ratio of signal to noise they are equal."""
     if psnr_db is None:
         return "images identical"
-    alike = next(word for least, word in _ALIKE if psnr_db >= least)
-    return f"images {alike} ({figure} dB), not judged"
+    alike = [word for least, word in _ALIKE if psnr_db >= least]
+    return f"images {alike[0]} ({figure} dB), not judged"

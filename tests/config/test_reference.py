@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from runners import reference
-from runners.reference import PAGE, axis_of, class_of, key_rows, main, option_comment
+from runners.keys import key_rows, option_comment
 from sdopt.config.groups import default_options
 from sdopt.config.paths import CONF, read_yaml
+from tests import reference
+from tests.reference import PAGE, axis_of, class_of, main
 
 
 @pytest.mark.slow  # `.ci/run` checks the page itself

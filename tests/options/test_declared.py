@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from runners.reference import options_excluded
 from sdopt.apps.doctor.options import compose_options
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import optimization_options
@@ -15,6 +14,7 @@ from sdopt.options.declarations import Extra
 from sdopt.variant import Variant
 from tests.command import SMOKE
 from tests.fixtures import CPU
+from tests.reference import options_excluded
 
 
 @pytest.fixture(scope="module")

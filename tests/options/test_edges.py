@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
-from runners.reference import limits_of
+from runners.keys import limits_of
 from sdopt.errors import UsageError
 from sdopt.options import dbcache, magcache, offload, quantization  # noqa: F401 (options that nothing else here imports)
 from sdopt.options.base import Optimization

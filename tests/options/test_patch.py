@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sdopt.apps.doctor.outcomes import Standing, outcomes_of
+from sdopt.apps.suite.outcomes import Standing, outcomes_of
 from sdopt.assembly import Assembly
 from sdopt.config.composer import composer_of
 from sdopt.contract import Contract

@@ -23,7 +23,6 @@ from typing import Any
 from omegaconf import OmegaConf
 
 import sdopt
-from runners.reference import axis_of, class_of
 from sdopt.config.groups import data_sheets, optimization_options
 from sdopt.config.paths import CONF
 from sdopt.errors import ConflictError, UnavailableError, UsageError
@@ -35,6 +34,7 @@ from sdopt.pipelines.loading import LoadedModel, guidance_of
 from sdopt.report.markdown import markdown
 from sdopt.schema import Scheduler, Workload
 from tests.fixtures import CPU
+from tests.reference import axis_of, class_of
 
 FOLDER = CONF.parent / "outputs" / "records" / "transformers"
 

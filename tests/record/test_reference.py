@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from runners.reference import MATRIX_PAGE, columns, expected_speedups, records
-from sdopt.apps.doctor.matrix import Key, label_of, shown_in
-from sdopt.apps.doctor.outcomes import Standing
+from sdopt.apps.suite.outcomes import Standing
 from sdopt.config.groups import data_sheets
 from sdopt.search.expectation import RECORDED
+from tests.matrix import Key, label_of, shown_in
+from tests.reference import MATRIX_PAGE, columns, expected_speedups, records
 
-WRITE = "run python -m runners.reference"
+WRITE = "run python -m tests.reference"
 
 Stated = dict[tuple[Key, str], tuple[str, str]]
 """The state of an option with a model and a task, and the note that says why, by the device."""

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from sdopt.apps.loadtest import command as load_command
 from sdopt.apps.loadtest.config import load_config
-from sdopt.apps.loadtest.record import blocks_of as load_blocks
+from sdopt.apps.loadtest.report import blocks_of as load_blocks
 from sdopt.apps.loadtest.run import columns_of
 from sdopt.config.composer import composer_of
 from sdopt.record.files import read_result

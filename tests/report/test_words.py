@@ -11,13 +11,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sdopt.apps.doctor.outcomes import Standing
 from sdopt.apps.exchange.study import GivenFolder, import_study
 from sdopt.apps.foresight.memory import Footprint
 from sdopt.apps.foresight.plan import Prediction, text_of
 from sdopt.apps.foresight.tables import plan_table, remarks
 from sdopt.apps.loadtest.record import LoadRecord
-from sdopt.apps.loadtest.record import blocks_of as load_blocks
+from sdopt.apps.loadtest.report import blocks_of as load_blocks
+from sdopt.apps.suite.outcomes import Standing
 from sdopt.config.groups import data_sheets
 from sdopt.config.paths import CONF
 from sdopt.contract import Contract

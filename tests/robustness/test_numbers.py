@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from runners.reference import limits_of
+from runners.keys import limits_of
 from sdopt import options
 from sdopt.apps.training.config import TrainReferenceConfig
 from sdopt.config.composer import HydraComposer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sdopt.apps.doctor.outcomes import Standing, outcomes_of
+from sdopt.apps.suite.outcomes import Standing, outcomes_of
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import GpuState
 from sdopt.report.notes import busy_note, gpu_notes, throttling_note

@@ -97,9 +97,14 @@ class GivenFolder:
     changes: Sequence[str] = ()
 
     @property
+    def repeats(self) -> list[Path]:
+        """The second folder of the baseline, if there is one."""
+        return [] if self.again is None else [self.again]
+
+    @property
     def folders(self) -> list[Path]:
         """All folders that are compared."""
-        return [self.baseline, *self.candidates, *filter(None, [self.again])]
+        return [self.baseline, *self.candidates, *self.repeats]
 
 
 def import_study(
@@ -177,12 +182,12 @@ def _sides(given: GivenFolder) -> list[_Side]:
     sides = [baseline]
     for name, folder in zip(_names(given.candidates), given.candidates, strict=True):
         sides.append(_side_of(baseline, name, folder, given.changes))
-    if given.again is not None:
-        # What the candidates change, the baseline does not when it is made once more.
-        sides.append(_side_of(baseline, AGAIN, given.again, ()))
+    # What the candidates change, the baseline does not when it is made once more.
+    again = [_side_of(baseline, AGAIN, folder, ()) for folder in given.repeats]
+    sides += again
     require_known(given.changes, _names_beside(sides))
-    if given.again is not None:
-        _require_chance_alone(first, sides[-1])
+    for side in again:
+        _require_chance_alone(first, side)
     for side in sides:
         _require_pictures(first[0], side)
     return sides

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sdopt.apps.foresight.latency import Costs, averaged
 from sdopt.apps.foresight.published import PublishedWork, upcasts_vae
 from sdopt.apps.foresight.software import Software
+from sdopt.apps.foresight.transfers import moved_gib
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB
 from sdopt.options.attention import FusedProjections, Sliced, Vanilla
@@ -177,15 +178,9 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
         and precision.weights == "float32"
     ):
         weights["autocast's copies"] = weights["unet"] / 2
-    whole = sum(weights.values()) * 2**30
-    own = weights["unet"] * 2**30
-    runs = 2 if SequentialGuidance in chosen and variant.guidance_scale > 1 else 1
-    moved = runs * own if {SequentialOffload, GroupOffload} & chosen else 0.0
-    once = 0.0
-    if moved or ModelOffload in chosen:
-        once = whole - own if moved else whole
-    if TextEncoderOffload in chosen:
-        once = sum(weights[name] for name in encoders) * 2**30
+    apart = SequentialGuidance in chosen and variant.guidance_scale > 1
+    passes = 2 if apart else 1
+    each_step, once = moved_gib(options.values(), weights, "unet", passes)
     modules = chain.from_iterable(part.modules() for part in networks.values())
     layer = max(_bytes(module, recurse=False) for module in modules)
     images = shape.batch_size * variant.workload.images_per_prompt
@@ -195,8 +190,8 @@ def blueprint(variant: Variant, shape: Shape) -> Blueprint:
         averaged(_steps(variant, folder, dtype, attention, images, shape.size)),
         _decoding(vae_folder, vae_class, vae_type, pieces, images, side),
         layer / 2**30,
-        moved,
-        once,
+        each_step * 2**30,
+        once * 2**30,
         vae_type == torch.float32 != dtype,
     )
 

@@ -1,10 +1,11 @@
 """What offloading adds to a call: weights cross the link between host and card, at a rate that hosts differ in."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from sdopt.options.base import Optimization
 from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
 from sdopt.options.text_encoder_offload import TextEncoderOffload
+from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.schema import Sheet
 
 Shares = tuple[float, float]
@@ -23,6 +24,33 @@ _STREAM: Shares = (0.4, 0.9)
 
 _PCIE_GB_S = 16
 """Rate of a link where a data sheet has none."""
+
+
+def moved_gib(
+    options: Collection[Optimization],
+    weights: Mapping[str, float],
+    denoiser: str,
+    passes: int,
+) -> tuple[float, float]:
+    """Returns the GiB that options move from the host in each step, and once in a call; 0 without any.
+
+    Args:
+        options: of the variant.
+        weights: GiB of each network.
+        denoiser: its name among them.
+        passes: how often a step runs it.
+    """
+    kinds = {type(option) for option in options}
+    whole = sum(weights.values())
+    each_step = once = 0.0
+    if {SequentialOffload, GroupOffload} & kinds:
+        each_step = passes * weights[denoiser]
+        once = whole - weights[denoiser]
+    elif ModelOffload in kinds:
+        once = whole
+    if TextEncoderOffload in kinds:
+        once = sum(weights.get(name, 0.0) for name in TEXT_ENCODERS)
+    return each_step, once
 
 
 def transfer_s(

@@ -28,6 +28,7 @@ from sdopt.apps.foresight.storage import (
     weights_in,
 )
 from sdopt.apps.foresight.trace import network, on_meta, trace
+from sdopt.apps.foresight.transfers import moved_gib
 from sdopt.apps.foresight.transformers import (
     decoder_costs,
     denoiser_costs,
@@ -42,10 +43,8 @@ from sdopt.options.attention import Sliced, Vanilla
 from sdopt.options.caching import GuidanceInterval, SpectralForecast
 from sdopt.options.memory import LayerwiseCasting, TinyVae, VaeInPieces, WithoutT5
 from sdopt.options.nf4 import BitsAndBytes
-from sdopt.options.offload import GroupOffload, ModelOffload, SequentialOffload
 from sdopt.options.precision import FullVae
 from sdopt.options.quantization import Quantized, QuantizedTextEncoders, TorchAo
-from sdopt.options.text_encoder_offload import TextEncoderOffload
 from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.pipelines.families import family_of_folder
 from sdopt.pipelines.family import Family
@@ -79,7 +78,8 @@ def of_transformer(variant: Variant, shape: Shape) -> Blueprint:
     scores = scores or getattr(chosen.get("attention"), "backend", "") == "math"
     one = _in_type(denoiser_costs(folder, size, words, scores), dtype)
     whole = for_samples(one, images * guidance.samples_a_call(variant.guidance_scale))
-    whole = whole.times(guidance.calls_a_step(variant.guidance_scale))
+    passes = guidance.calls_a_step(variant.guidance_scale)
+    whole = whole.times(passes)
     both = guidance.guides(variant.guidance_scale)
     storage = Storage()
     before = weights_in(folder, storage, dtype)
@@ -94,28 +94,19 @@ def of_transformer(variant: Variant, shape: Shape) -> Blueprint:
         isinstance(option, Quantized | QuantizedTextEncoders | LayerwiseCasting)
         for option in chosen.values()
     )
-    offloads = bool({ModelOffload, SequentialOffload, GroupOffload} & kinds)
-    denoiser = weights[family.denoiser]
-    once = sum(weights.values())
-    if TextEncoderOffload in kinds:
-        once = sum(weights.get(name, 0.0) for name in family.encoders)
-        offloads = True
-    moves = bool({SequentialOffload, GroupOffload} & kinds)
+    each_step, once = moved_gib(chosen.values(), weights, family.denoiser, passes)
+    quantizes_on_device = quantizes and not once
     return Blueprint(
         weights,
         averaged(_steps(variant, whole, both)),
         _decoding(variant, folder, size, images, dtype),
         _largest_layer(folder, tuple(weights), dtype),
-        denoiser * 2**30 * guidance.calls_a_step(variant.guidance_scale)
-        if moves
-        else 0.0,
-        (once - (denoiser if moves else 0.0)) * 2**30 if offloads else 0.0,
+        each_step * 2**30,
+        once * 2**30,
         isinstance(chosen.get("precision"), FullVae) and dtype != torch.float32,
         name=family.denoiser,
         texts=encoder_stage(family, weights, both and guidance.takes_negative),
-        loading=sum(before.values()) + _CONVERTING
-        if quantizes and not offloads
-        else 0.0,
+        loading=sum(before.values()) + _CONVERTING if quantizes_on_device else 0.0,
         encoding=encoding_costs(folder, shape.batch_size * (2 if both else 1)),
     )
 

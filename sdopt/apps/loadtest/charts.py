@@ -5,7 +5,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from sdopt.apps.loadtest.record import LoadRecord, RowFigures, blocks_of, windows_table
+from sdopt.apps.loadtest.record import LoadRecord, RowFigures
+from sdopt.apps.loadtest.report import blocks_of, windows_table
 from sdopt.report.blocks import Chart, Fold, Page, Section, charts_of
 from sdopt.report.charts.parts import built, zoom
 from sdopt.report.charts.spec import Spec, picture

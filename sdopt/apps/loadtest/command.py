@@ -15,15 +15,8 @@ from typing import Any
 
 from sdopt.about import __version__
 from sdopt.apps.loadtest.config import LoadConfig, load_config
-from sdopt.apps.loadtest.record import (
-    LoadRecord,
-    LoadRow,
-    RowFigures,
-    answer_of,
-    blocks_of,
-    rate_text,
-    shared_rate,
-)
+from sdopt.apps.loadtest.record import LoadRecord, LoadRow, RowFigures, shared_rate
+from sdopt.apps.loadtest.report import answer_of, blocks_of, rate_text
 from sdopt.apps.loadtest.run import LoadTest, ServedRow
 from sdopt.apps.loadtest.target import Target, target_of
 from sdopt.apps.serving.config import BATCHES, Serving

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from sdopt.about import CHECKOUT
 from sdopt.apps.doctor.options import alternatives, compose_options, fit_on
-from sdopt.apps.doctor.outcomes import Standing, option_of, outcomes_of
 from sdopt.apps.suite.config import INTERVALS, Part, SuiteConfig
+from sdopt.apps.suite.outcomes import Standing, option_of, outcomes_of
 from sdopt.apps.suite.process import PartRun
 from sdopt.apps.suite.record import Ending, OptionFinding
 from sdopt.config.composer import composer_of

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sdopt.about import __version__
-from sdopt.apps.doctor.outcomes import Standing
 from sdopt.apps.suite.config import INTERVALS, Part, SuiteConfig
+from sdopt.apps.suite.outcomes import Standing
 from sdopt.apps.suite.parts import ENDS_WELL, PartJob, job_of, obstacle_to, result_in
 from sdopt.apps.suite.process import PATIENCE_S, PartRun, last_words, run_limited
 from sdopt.apps.suite.record import (

@@ -15,16 +15,9 @@ from hydra import initialize_config_dir
 from rich.console import Console
 
 from sdopt.apps.doctor.diagnosis import Diagnosis, diagnose, observed_ceilings
-from sdopt.apps.doctor.matrix import (
-    Key,
-    Matrix,
-    Shown,
-    grouped,
-    shown_in,
-)
 from sdopt.apps.doctor.options import OptionReport, check_options
-from sdopt.apps.doctor.outcomes import OptionOutcome, Standing
 from sdopt.apps.doctor.tables import brief_tables, sheet_yaml, tables
+from sdopt.apps.suite.outcomes import OptionOutcome, Standing
 from sdopt.config.composer import HydraComposer, composer_of
 from sdopt.config.groups import data_sheets, optimization_options
 from sdopt.config.paths import CONF
@@ -39,6 +32,13 @@ from sdopt.record.samples import Interference
 from sdopt.worker.machine import Machine
 from tests.command import Finished, refused, sdopt
 from tests.fixtures import CPU
+from tests.matrix import (
+    Key,
+    Matrix,
+    Shown,
+    grouped,
+    shown_in,
+)
 from tests.records import known
 
 SHEETS = data_sheets()

@@ -17,15 +17,8 @@ import pytest
 from sdopt.apps.loadtest.charts import page_of
 from sdopt.apps.loadtest.command import _log
 from sdopt.apps.loadtest.config import load_config
-from sdopt.apps.loadtest.record import (
-    LoadRecord,
-    LoadRow,
-    Predicted,
-    Replicate,
-    answer_of,
-    blocks_of,
-    page_table,
-)
+from sdopt.apps.loadtest.record import LoadRecord, LoadRow, Predicted, Replicate
+from sdopt.apps.loadtest.report import answer_of, blocks_of, page_table
 from sdopt.apps.loadtest.run import LoadTest
 from sdopt.apps.loadtest.target import Target
 from sdopt.apps.traffic.figures import Window, window_of

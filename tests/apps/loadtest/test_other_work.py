@@ -3,7 +3,8 @@
 import pytest
 
 from sdopt.apps.loadtest.command import _work_beside, run
-from sdopt.apps.loadtest.record import LoadRecord, LoadRow, answer_of, blocks_of
+from sdopt.apps.loadtest.record import LoadRecord, LoadRow
+from sdopt.apps.loadtest.report import answer_of, blocks_of
 from sdopt.errors import UsageError
 from sdopt.report.markdown import written
 from tests.fixtures import Composers

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from sdopt.apps.doctor.options import alternatives, compose_options, fit_on
-from sdopt.apps.doctor.outcomes import ORDER, OptionOutcome, Standing, outcomes_of
+from sdopt.apps.suite.outcomes import ORDER, OptionOutcome, Standing, outcomes_of
 from sdopt.errors import UsageError
 from sdopt.hardware.cards import sheet_of
 from sdopt.hardware.device import Device
