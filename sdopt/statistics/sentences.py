@@ -11,7 +11,7 @@ from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named
 from sdopt.statistics.objections import broken_because, broken_text, wires_of
 from sdopt.statistics.rows import PSNR, Row
-from sdopt.statistics.ruling_sentences import UNDISTURBED, lower
+from sdopt.statistics.ruling_sentences import lower
 from sdopt.statistics.scale import Images, Speed
 from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
@@ -78,6 +78,8 @@ def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
         return f"{_advice(baseline)}: {_with_reason(text, first)}."
     if first.speed is Speed.FASTER:
         return f"{_with_reason(text, first)}."
+    if first.speed is Speed.SLOWER and first.disturbed:
+        text = f"{text}. Not confirmed: {shortened(first.because)}"
     return f"{_advice(baseline)}: {text}."
 
 
@@ -142,10 +144,7 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
     if not command:  # as of other programs' images, and of what no command composes
         return text
     rulings = row.judgement.rulings if row.judgement else []
-    when = ""
-    for ruling in rulings:
-        if ruling.rule == UNDISTURBED and ruling.verdict is not Verdict.PASS:
-            when = " while nothing else runs here"
+    when = " while nothing else runs here" if row.disturbed else ""
     # With the prompts that would settle what is open.
     needed = max((ruling.prompts or 0 for ruling in rulings), default=0)
     if 0 < needed <= TOO_MANY_PROMPTS:
