@@ -29,6 +29,7 @@ __all__ = [
     "end_with_code",
     "exit_code_of",
     "answers",
+    "composable",
     "found_in",
     "has_judged",
     "indented",
@@ -260,6 +261,28 @@ def found_in(folder: Path | None) -> "Found | None":
         )
     except UsageError:
         return None
+
+
+def composable(
+    overrides: Sequence[str], config_dir: Path | None, own: Iterable[str] = ()
+) -> list[str]:
+    """Returns overrides with a user's own models as options, once Hydra composes them without the keys of `own`.
+
+    It is asked before libraries are imported that measure, so that a typo is told at once.
+
+    Raises:
+        UsageError: Hydra cannot compose them.
+    """
+    from sdopt.config.compositions import composition_of
+    from sdopt.config.models import with_own_models
+    from sdopt.config.overrides import written_key
+    from sdopt.config.paths import options_of
+
+    overrides = with_own_models(overrides, options_of("model", config_dir))
+    begins = tuple(own)
+    rest = [word for word in overrides if not written_key(word).startswith(begins)]
+    composition_of(rest, config_dir)
+    return overrides
 
 
 def indented(lines: Iterable[str]) -> str:

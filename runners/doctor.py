@@ -12,7 +12,7 @@ from sdopt.errors import ConflictError, UsageError, command_line, print_problems
 from sdopt.schema import Hardware
 from sdopt.terminal import console as terminal
 
-from . import Arguments, end_with_code
+from . import Arguments, composable, end_with_code
 
 if TYPE_CHECKING:
     from sdopt.apps.doctor.diagnosis import Diagnosis
@@ -58,6 +58,7 @@ def main(argv: list[str]) -> int:
         help="write the ceilings as a data sheet: my_conf/hardware/NAME.yaml",
     )
     arguments = parser.parsed(argv)
+    composable(arguments.overrides, arguments.config_dir)
 
     from sdopt.worker.forkserver import independent_children, start_fork_server
 

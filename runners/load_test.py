@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from sdopt.errors import UsageError
 from sdopt.terminal import console as terminal
 
-from . import Arguments, end_with_code, indented
+from . import Arguments, composable, end_with_code, indented
 
 _HELP = """\
 usage: sdopt load-test [--config-dir DIR] [serving=single|greedy|window] [load.key=value ...] [key=value ...]
@@ -53,6 +53,10 @@ def main(argv: list[str]) -> int:
 
     if find_spec("prometheus_client") is None:
         raise UsageError("a load test needs an extra: pip install 'sdopt[serve]'")
+    from sdopt.apps.loadtest.config import load_config
+
+    _, _, served = load_config(arguments.overrides, arguments.config_dir)
+    composable(served, arguments.config_dir)
     context = start_fork_server()
     from sdopt.apps.loadtest.command import run
     from sdopt.apps.loadtest.report import blocks_of

@@ -8,7 +8,7 @@ from sdopt.errors import UsageError
 from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line
 
-from . import Arguments, end_with_code
+from . import Arguments, composable, end_with_code
 
 
 @end_with_code
@@ -54,6 +54,8 @@ def main(argv: list[str]) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    # A card may have any name.
+    composable(arguments.overrides, arguments.config_dir, ("plan.", "hardware"))
     from sdopt.apps.foresight.plan import plan_of, text_of
     from sdopt.apps.foresight.tables import plan_table, remarks, rows_of
     from sdopt.report.terminal import shown

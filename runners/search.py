@@ -9,7 +9,7 @@ from sdopt.errors import print_problems
 from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line
 
-from . import Arguments, end_with_code, exit_code_of, indented, only_json
+from . import Arguments, composable, end_with_code, exit_code_of, indented, only_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -136,13 +136,7 @@ def _run(
     question: str,
 ) -> int:
     """Runs a search that was not answered before, or says what it would try (`dry`); returns the exit code."""
-    from sdopt.config.compositions import composition_of
-    from sdopt.config.models import with_own_models
-    from sdopt.config.paths import options_of
-    from sdopt.search.config import split
-
-    overrides = with_own_models(overrides, options_of("model", config_dir))
-    composition_of(split(overrides)[1], config_dir)
+    overrides = composable(overrides, config_dir, ("search.",))
     console = terminal()
     if not console.is_terminal:
         _say("starting: looks at this machine, and at what can run on it")

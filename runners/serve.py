@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sdopt.errors import ConflictError, UsageError, print_problems
 from sdopt.scratch import scratch_folder
 
-from . import Arguments, end_with_code, indented
+from . import Arguments, composable, end_with_code, indented
 
 if TYPE_CHECKING:
     from socket import socket
@@ -68,14 +68,17 @@ def main(argv: list[str]) -> int:
 
     if find_spec("prometheus_client") is None:
         raise UsageError("a server needs an extra: pip install 'sdopt[serve]'")
-    context = start_fork_server()
     from sdopt.apps.serving.config import BATCHES, serving_config
+
+    serving, overrides = serving_config(arguments.overrides)
+    if arguments.run is None:  # else keys may belong to the options of that run
+        composable(overrides, arguments.config_dir)
+    context = start_fork_server()
     from sdopt.config.command import add_working_folder
     from sdopt.config.composer import composer_of
     from sdopt.library.loading import measured
 
     add_working_folder()
-    serving, overrides = serving_config(arguments.overrides)
     if arguments.run is not None:
         variant = measured(
             arguments.run, arguments.variant, overrides, config_dir=arguments.config_dir

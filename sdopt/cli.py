@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields
+from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
 
@@ -100,10 +101,9 @@ def _run(arguments: list[str]) -> int:
             arguments[-1].removeprefix("-sc=").removeprefix("--shell-completion=")
         )
     if arguments[0] not in COMMANDS:
-        print(
-            f"sdopt: unknown command '{arguments[0]}'; choose one of {', '.join(COMMANDS)}",
-            file=sys.stderr,
-        )
+        near = get_close_matches(arguments[0], COMMANDS, 1)
+        meant = f"did you mean {near[0]}?" if near else "`sdopt --help` lists all"
+        print(f"sdopt: unknown command '{arguments[0]}'; {meant}", file=sys.stderr)
         return 2
     _require_working_folder()
     # An interpreter that ends looks for garbage among all objects of PyTorch's modules, which takes a second.

@@ -105,6 +105,7 @@ class Experiment:
         brief: whether to skip tables and reports, because another program reads the result.
         command: the command that runs the study, as recorded in the result.
         deadline: when the study ends with what is measured, in seconds of the monotonic clock.
+        within: when the search that the study is part of began, and when it ends: see `Progress`.
         ready: called before the study prints for the first time, to end the display of its start.
         foreseen_s: what a dry run says that the study would take; None where that is not known.
     """
@@ -118,6 +119,7 @@ class Experiment:
     brief: bool = False
     command: Sequence[str] = ()
     deadline: float = math.inf
+    within: tuple[float, float] | None = None
     ready: Callable[[], None] = lambda: None
     foreseen_s: float | None = field(default=None, init=False)
 
@@ -178,7 +180,7 @@ class Experiment:
             )  # a full disk should fail before measuring, not after
             end, summary = self._conclusion, None
             try:
-                with Progress(self.console, self.timeline, self.brief) as progress:
+                with Progress(self.console, self.timeline, self.within) as progress:
                     workers = partial(
                         WorkerProcess,
                         self.context,

@@ -112,6 +112,7 @@ def launch(
     one_study: bool = False,
     deadline: float = math.inf,
     began: float | None = None,
+    within: tuple[float, float] | None = None,
 ) -> Launched:
     """Runs the studies of a command line, and returns where they are.
 
@@ -123,6 +124,7 @@ def launch(
         one_study: whether a sweep, and what prints something instead of measuring, is refused.
         began: when the command began, by `time.monotonic`, from which on a single study's time and its budget count;
             None for now, as in a program that has run for long.
+        within: when the search that a single study is part of began, and when it ends: see `Progress`.
 
     Raises:
         UsageError: the command line cannot be composed; nothing was measured.
@@ -164,6 +166,7 @@ def launch(
                     "ready": ready,
                     "brief": brief,
                     "deadline": deadline,
+                    "within": within,
                 }
                 job = LaunchedJob(_this_process(), command.composer, how, began)
             _run(command, job, folder, launched, ready)

@@ -1,5 +1,7 @@
 """Writes figures of records into Markdown pages, so that none on a page is typed by hand: `python -m tests.pages`.
 
+The rulings of judged records are written anew, too, in the words that sdopt has for them today.
+
 A block begins with `<!-- sdopt:table FOLDER -->` and ends with `<!-- sdopt:end -->`; FOLDER holds a record and is
 relative to the page. What stands between the marks is replaced. Other kinds are `sdopt:answer`, `sdopt:plot`,
 `sdopt:tradeoff`, `sdopt:load` for a load test, `sdopt:fits` for what was counted of cards, and `sdopt:tests` for the
@@ -19,6 +21,7 @@ from sdopt.report.blocks import Notes
 from sdopt.report.header import header_of
 from sdopt.report.markdown import escaped, markdown, written
 from sdopt.report.tables import ranking
+from sdopt.report.verdicts import verdict_markdown
 from sdopt.schema import TESTS
 from sdopt.statistics.summary import summary_of
 from sdopt.statistics.words import has_intervals, intervals_text, sampling_text
@@ -117,6 +120,21 @@ def filled(page: Path) -> str:
     return text
 
 
+RULINGS = tuple(
+    str(file.relative_to(ROOT))
+    for file in sorted((ROOT / "outputs" / "records").rglob("verdicts.md"))
+)
+"""The rulings of judged records, which are written whole."""
+
+
+def current(name: str) -> str:
+    """Returns the text of a page, or of the rulings of a record, as it is to be."""
+    page = ROOT / name
+    if name in RULINGS:
+        return verdict_markdown(summary_of(read_result(page.parent)))
+    return filled(page)
+
+
 def main() -> int:
     """Writes all pages, or with `--check` says which ones are out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -126,11 +144,11 @@ def main() -> int:
         help="change nothing; exit with 2 if a page is out of date",
     )
     check = parser.parse_args().check
-    stale = [
-        name
-        for name in PAGES
-        if filled(ROOT / name) != (ROOT / name).read_text(encoding="utf-8")
-    ]
+    stale = {}
+    for name in (*PAGES, *RULINGS):
+        text = current(name)
+        if text != (ROOT / name).read_text(encoding="utf-8"):
+            stale[name] = text
     if check:
         print(
             f"out of date: {', '.join(stale)}; run `python -m tests.pages`"
@@ -138,8 +156,8 @@ def main() -> int:
             else "the pages are up to date"
         )
         return 2 if stale else 0
-    for name in stale:
-        (ROOT / name).write_text(filled(ROOT / name), encoding="utf-8")
+    for name, text in stale.items():
+        (ROOT / name).write_text(text, encoding="utf-8")
         print(f"{name}: written")
     return 0
 

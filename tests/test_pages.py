@@ -9,7 +9,7 @@ from sdopt.record.records import StudyResult
 from sdopt.report.tables import ranking
 from sdopt.statistics.summary import summary_of
 from tests.command import ROOT, Finished
-from tests.pages import NOT_MEASURED, PAGES, filled
+from tests.pages import NOT_MEASURED, PAGES, RULINGS, current, filled
 
 END = "<!-- sdopt:end -->"
 
@@ -46,9 +46,8 @@ def test_a_record_that_is_not_there_yet_is_said_to_be_so(page: Path) -> None:
     assert "](later/tradeoff.png)" in filled(page)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, *RULINGS])
 def test_the_pages_are_current(name: str) -> None:
-    page = ROOT / name
-    assert filled(page) == page.read_text(encoding="utf-8"), (
+    assert current(name) == (ROOT / name).read_text(encoding="utf-8"), (
         "run `python -m tests.pages`"
     )

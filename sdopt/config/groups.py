@@ -5,7 +5,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sdopt.config.overrides import parsed_override
 from sdopt.config.paths import CONF, CONFIG_NAME, cards, read_yaml
 from sdopt.config.sections import SECTION_NAMES
 from sdopt.errors import UsageError
@@ -92,6 +91,9 @@ def require_overrides(overrides: Sequence[str]) -> None:
 
 def _wrong_choice(override: str) -> Iterator[str]:
     """Yields why an override cannot choose in its group. Raises UsageError: it is none."""
+    # What only reads groups and data sheets, as `sdopt show`, does without Hydra.
+    from sdopt.config.overrides import parsed_override
+
     parsed = parsed_override(override)
     group, value = str(parsed.key_or_group), parsed.value()
     default = default_options().get(group)

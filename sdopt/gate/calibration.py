@@ -265,8 +265,8 @@ def remarks_on_calibration(
         return
     if all(calibration.differing(config) for calibration in _shipped(config)):
         yield (
-            f"gate={gate.name}: no calibration fits these settings, so that images of approximations will stay "
-            f"undecided: {how_to_calibrate(config)}"
+            f"gate={gate.name}: no calibration fits these settings, so that images of approximations will not be judged: "
+            f"{how_to_calibrate(config)}; that makes two images of each of 240 prompts (--prompts)"
         )
 
 

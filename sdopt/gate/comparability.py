@@ -46,7 +46,7 @@ def tripwires(candidate: VariantResult) -> Ruling:
     if first.path:
         reason += f" ({first.path})"
     if candidate.broken_images:  # none if only the file of latents has changed
-        reason += f"; {candidate.broken_images} of {count} images are broken"
+        reason += f"; {candidate.broken_images} of {count} in all"
     return Ruling("tripwires", "", Verdict.FAIL, reason)
 
 

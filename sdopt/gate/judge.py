@@ -35,7 +35,7 @@ from sdopt.gate.rulings import unjudged
 from sdopt.gate.trust import trust_rulings
 from sdopt.record.comparisons import Comparison
 from sdopt.record.records import Status, StudyResult
-from sdopt.record.verdicts import Judgement, Look, Ruling, Verdict, worst
+from sdopt.record.verdicts import UNDISTURBED, Judgement, Look, Ruling, Verdict, worst
 from sdopt.schema import Gate
 from sdopt.statistics.changes import changes_of
 from sdopt.statistics.giving_up import at_least_slower
@@ -247,10 +247,10 @@ def rulings_of(
         at_shapes = contexts if rule.metric in RULED else [first]
         rulings += [context.apply(rule, gate) for context in at_shapes]
     if not rules:
-        reason = f"gate={gate.name} has no rules for the contract {contract}"
+        reason = f"no rules for the contract {contract} in gate={gate.name}"
         rulings.append(unjudged("rules", reason))
     if first.disturbed:
-        rulings.append(Ruling("undisturbed", "", Verdict.INCONCLUSIVE, first.disturbed))
+        rulings.append(Ruling(UNDISTURBED, "", Verdict.INCONCLUSIVE, first.disturbed))
     return rulings
 
 

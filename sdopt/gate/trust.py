@@ -15,6 +15,7 @@ from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.samples import Measurement
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.statistics.bounds import share_bounds
+from sdopt.statistics.change_words import decibels_text
 from sdopt.statistics.ratios import two_samples
 
 SMALLEST_ERROR = 1e-6
@@ -68,8 +69,8 @@ def doubts_of(result: StudyResult) -> list[str]:
     doubts: list[str] = []
     for variant in result.variants:
         if variant.status.timed:
-            for doubt in image_doubts(result, variant):
-                doubts.append(f"{variant.name}: {doubt}")
+            doubt = image_doubt(result, variant)
+            doubts += [f"{variant.name}: {doubt}"] if doubt else []
     for edge in result.comparisons:
         candidate, reference = result.sides(edge)
         if not candidate.status.timed or not reference.status.timed:
@@ -112,27 +113,28 @@ def error_limit(result: StudyResult, variant: VariantResult) -> float:
     return max(SMALLEST_ERROR, 2 * unit**2, measured)
 
 
-def image_doubts(result: StudyResult, variant: VariantResult) -> list[str]:
-    """Says in which processes the images of timed calls are not those that were drawn."""
+def image_doubt(result: StudyResult, variant: VariantResult) -> str:
+    """Says in which processes the images of timed calls are not those that were drawn; "" if they are."""
     limit = error_limit(result, variant)
-    doubts = []
+    compared = 0
+    wrong: list[tuple[float, int]] = []
+    processes = []
     for measurement in variant.measurements:
-        errors = [
-            (image.error, image.prompt_index)
-            for image in measurement.main.timed_images
-            if image.error is not None
-        ]
-        wrong = [error for error in errors if not error[0] <= limit]
-        if not wrong:
-            continue
-        worst, prompt = max(wrong)
-        doubts.append(
-            f"in process {measurement.replicate + 1}, {len(wrong)} of {len(errors)} "
-            "images of timed calls differ from those of the quality pass: "
-            f"by a mean squared error of {worst:.2g} for prompt {prompt + 1}, "
-            f"of which rounding explains up to {limit:.2g}"
-        )
-    return doubts
+        for image in measurement.main.timed_images:
+            if image.error is None:
+                continue
+            compared += 1
+            if not image.error <= limit:
+                wrong.append((image.error, image.prompt_index))
+                processes.append(str(measurement.replicate + 1))
+    if not wrong:
+        return ""
+    worst, prompt = max(wrong)
+    return (
+        f"{len(wrong)} of {compared} images of timed calls, in process {', '.join(dict.fromkeys(processes))}, differ "
+        f"from those that were scored: likeness {decibels_text(worst)} for prompt {prompt + 1} (at least "
+        f"{decibels_text(limit)} needed)"
+    )
 
 
 def _drawn_alike(
@@ -141,12 +143,10 @@ def _drawn_alike(
     reference: VariantResult,
 ) -> Ruling:
     """Checks that the timed calls of every process drew the same images as the quality pass."""
-    doubts = "; ".join(image_doubts(result, candidate))
-    if doubts:
-        return Ruling(_DRAWN, "", Verdict.FAIL, doubts)
-    doubts = "; ".join(image_doubts(result, reference))
-    if doubts:
-        return unjudged(_DRAWN, f"the reference '{reference.name}': {doubts}")
+    if doubt := image_doubt(result, candidate):
+        return Ruling(_DRAWN, "", Verdict.FAIL, doubt)
+    if doubt := image_doubt(result, reference):
+        return unjudged(_DRAWN, f"the reference '{reference.name}': {doubt}")
     for variant in (candidate, reference):
         processes = _uncompared_processes(variant)
         if processes:
@@ -291,8 +291,8 @@ def _rarely_slow(measurement: Measurement, reference: Measurement | None) -> Rul
     share = count / ratios.size
     bounds = share_bounds(count, ratios.size, _CONFIDENCE)
     reason = (
-        f"{count} of {ratios.size} calls that draw images took more than {SLOW:g} times the median, "
-        f"the longest {ratios.max():.3g}"
+        f"{count} of {ratios.size} calls that make images took more than {SLOW:g} times as long as usual, the longest "
+        f"{ratios.max():.3g} times ({100 * SLOW_SHARE:g} % of calls allowed)"
     )
     verdict = Verdict.FAIL
     if count <= 1 or share <= SLOW_SHARE:
@@ -338,7 +338,7 @@ def _growing_when_drawn(
     _, peak = measurement.peak or ("", 0.0)
     limit = max(KEPT_MIB, KEPT * 1024 * peak)
     reason = (
-        f"in the quality pass memory grew by {growth:.3g} MiB more than the reference's; "
+        f"over the images to score memory grew by {growth:.3g} MiB more than the reference's; "
         f"the limit is {limit:.3g} MiB"
     )
     verdict = Verdict.FAIL

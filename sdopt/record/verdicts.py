@@ -76,6 +76,9 @@ class Ruling:
         return f"{self.reason}; but {self.doubt}" if self.doubt else self.reason
 
 
+UNDISTURBED = "undisturbed"
+"""The rule that other programs broke; every ruling on a time has the same doubt."""
+
 SINCE = "everything since"
 """What is judged of a variant that is compared with itself in an earlier result."""
 
@@ -100,6 +103,11 @@ class Judgement:
     def is_drift(self) -> bool:
         """Whether the reference is an earlier result, of which speed-ups are compared, and no times."""
         return self.credit == SINCE
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs disturbed the timing, so that no rule on a time fails."""
+        return any(ruling.rule == UNDISTURBED for ruling in self.rulings)
 
 
 @dataclass

@@ -158,7 +158,8 @@ class _Answer:
             return self._nothing_judged()
         if judgements.undecided:
             first = judgements.undecided[0]
-            return unconfirmed(judgements.rows[first], judgements.baseline_of(first))
+            of_first = judgements.rows[first], judgements.baseline_of(first)
+            return f"{unconfirmed(*of_first)}{self._left()}"
         return f"{self._kept(self._none_passed())}{self._not_judged()}"
 
     def _winning(self) -> str:
@@ -176,7 +177,8 @@ class _Answer:
         best = f"Of {self._tried} combinations that were tried, it was ranked first among those {which}"
         if self._tried == 1:
             best = "The only combination that was tried"
-        return f"{said}. {best}.{f' {len(others)} more passed.' if others else ''}"
+        more = f" {len(others)} more passed." if others else ""
+        return f"{said}. {best}.{more}{self._left()}"
 
     def _unjudged(self, best: SearchEntry) -> str:
         """Returns what is said of the best candidate if the budget left no time to judge it."""
@@ -230,20 +232,33 @@ class _Answer:
 
     def _kept(self, reason: str) -> str:
         """Returns the answer of a search without a winner: a baseline is kept where nothing is left to try."""
-        space, config = self._search.space, self._search.config
+        untried = self._untried()
+        if not untried:
+            return f"Keep the baseline: {reason}."
+        return f"Undecided: {untried}; {reason}. {self._goes_on}"
+
+    def _left(self) -> str:
+        """Returns what more time would try; "" if every option was tried."""
+        untried = self._untried()
+        return f" {untried}. {self._goes_on}" if untried else ""
+
+    def _untried(self) -> str:
+        """Returns how many options were not tried alone; "" if all were."""
+        space = self._search.space
         options = space.candidates(space.alone())
         tried = {entry.name for entry in self._entries if _was_tried(entry)}
         left = sum(option.name not in tried for option in options)
-        if not left:
-            return f"Keep the baseline: {reason}."
-        verb, them = ("was", "it") if left == 1 else ("were", "them")
+        verb = "was" if left == 1 else "were"
+        return f"{left} of {len(options)} options {verb} not tried" if left else ""
+
+    @property
+    def _goes_on(self) -> str:
+        """How the same command tries what was not tried."""
+        config = self._search.config
         limit = "budget (search.budget_s, sdopt optimize --budget)"
         if config.trials is not None and config.trials <= len(self._entries):
             limit = "search.trials"
-        return (
-            f"Undecided: {left} of {len(options)} options {verb} not tried; {reason}. The same command with a larger "
-            f"{limit} goes on with {them}."
-        )
+        return f"The same command with a larger {limit} goes on."
 
     def best(self, fate: Fate) -> SearchEntry | None:
         """Returns the entry of a fate that gained most of what is wanted; None if none gained."""

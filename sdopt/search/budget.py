@@ -1,5 +1,6 @@
 """Plans the time of a search: how many candidates the next study may have, by what the studies so far took."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,6 +164,20 @@ class SearchBudget:
         race_s = self.seconds_of("race", names)
         final_s = self.seconds_of("final", names[: self.finalists])
         return race_s + final_s <= self.left_s
+
+    def whole_s(self, untried: int, side_by_side: int, leaders: int) -> float:
+        """Returns how many seconds it takes to screen all that is untried, to race if need be, and to judge the first."""
+        if self.baseline is None:
+            return math.inf
+        usual = self._usual()
+        studies, rest = divmod(untried, side_by_side)
+        seconds = studies * self.seconds("screen", [usual] * side_by_side)
+        if rest:
+            seconds += self.seconds("screen", [usual] * rest)
+        if leaders > self.finalists:
+            seconds += self.seconds("race", [usual] * leaders)
+        judged = min(max(1, leaders), self.finalists)
+        return seconds + self.seconds("final", [usual] * judged)
 
     def to_judge(self, names: Sequence[str]) -> int:
         """Returns how many of the finalists, the best first, can be judged in the time that is left: at least one."""

@@ -31,7 +31,7 @@ from sdopt.schema import Tracking
 from sdopt.search.answer import record_of
 from sdopt.search.answered import Answered, numbered, read_answered, write_answered
 from sdopt.search.config import SearchConfig, search_config, split
-from sdopt.search.expectation import expected_speedups
+from sdopt.search.expectation import expected_speedups, planned_speedups
 from sdopt.search.record import (
     PAGE,
     PLOT,
@@ -136,8 +136,11 @@ def prepare(
         run = composer.current
         context = start_fork_server(dry)
         machine, context = find_machine(context, run.hardware, data_sheets, dry)
-        expected = expected_speedups(machine.device, RESULTS)
-        space = Space.of(config, composer, machine.device, config_dir, expected)
+        space = Space.of(config, composer, machine.device, config_dir)
+        alone = space.variants(space.candidates(space.alone()))
+        planned = {} if dry else planned_speedups(alone, machine, context)
+        expected = expected_speedups(machine.device, RESULTS, planned)
+        space = replace(space, expected=expected)
         return Prepared(
             config, overrides_of_studies, config_dir, run, space, machine, context
         )

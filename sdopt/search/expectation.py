@@ -1,23 +1,29 @@
 """Tells which options to try first: those that earlier measurements promise most of.
 
 The order decides what a short search finds, and nothing else: each option is measured all the same. What this machine
-has measured itself counts before what sdopt's own records show of other machines; an option that nothing is known of
-stands between those that were faster and those that were slower.
+has measured itself counts most, then what `sdopt plan` says of its card, then what sdopt's own records show of other
+machines; an option that nothing is known of stands between those that were faster and those that were slower.
 """
 
 import json
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
 
+from sdopt.errors import UsageError
+from sdopt.forecast import expected
 from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.device import Device
 from sdopt.record.choices import difference, option_name
 from sdopt.record.records import Status, StudyResult
 from sdopt.statistics.figures import rows_of
 from sdopt.study.cost import newest_results
+from sdopt.variant import Variant
+from sdopt.worker.forkserver import StartContext
+from sdopt.worker.machine import Machine
 
 RECORDED = Path(__file__).parent / "expected.json"
 """Median speed-ups in sdopt's own records, by kind of device and option; `python -m tests.reference` writes it."""
@@ -26,12 +32,40 @@ _UNKNOWN = 1.0
 """The speed-up of an option that nothing is known of."""
 
 
-def expected_speedups(device: Device, results: Path) -> dict[str, float]:
+def expected_speedups(
+    device: Device, results: Path, planned: dict[str, float]
+) -> dict[str, float]:
     """Returns what a device promises of single options, by choice, as in `caching=deepcache`.
 
-    They are medians of results of the same device below a folder, and of sdopt's records of such devices.
+    They are medians of results of the same device below a folder, what is `planned`, and medians of sdopt's records of
+    such devices.
     """
-    return recorded_for(device) | medians(results_of(device, results))
+    return recorded_for(device) | planned | medians(results_of(device, results))
+
+
+def planned_speedups(
+    variants: Sequence[Variant], machine: Machine, context: StartContext
+) -> dict[str, float]:
+    """Returns what `sdopt plan` promises of options, by choice: of variants that differ in one from the first.
+
+    A card is told by its data sheet; without one nothing is promised, since little of a processor can be told.
+    """
+    if machine.sheet is None:
+        return {}
+    try:
+        forecast = expected(variants, machine, context)
+    except UsageError:  # which the search says where it tells the time of a call
+        return {}
+    # Of several shapes the first one counts.
+    seconds = {one.variant: one.seconds for one in reversed(forecast)}
+    baseline, *alone = variants
+    planned = {}
+    for variant in alone:
+        choices = changed_choices(variant.choices, baseline.choices)
+        speedup = seconds[baseline.name] / seconds[variant.name]
+        if len(choices) == 1 and not math.isnan(speedup):
+            planned[choices[0]] = speedup
+    return planned
 
 
 def speedup_of(

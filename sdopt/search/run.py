@@ -150,7 +150,7 @@ class Search:
             return
         stage, names = self._judging_stage, [candidate.name for candidate in finalists]
         if at_hand is not None and at_hand.status == "finished":
-            self.studies.measure(stage, finalists, brief=self.brief)
+            self.studies.measure(stage, finalists, brief=self.brief, within=self._last)
             return
         needed_s = self.budget.uncalibrated_s + self._to_judge_s(names)
         if self.budget.uncalibrated_s or needed_s > _HOPE * self.budget.left_s:
@@ -163,10 +163,32 @@ class Search:
         # What the whole budget may be exceeded by: a judgement that lacks its scores alone is of no use yet.
         limit_s = self.budget.left_s + (_SLACK - 1) * self.config.budget_s
         result = self.studies.measure(
-            stage, finalists, brief=self.brief, limit_s=limit_s
+            stage, finalists, brief=self.brief, limit_s=limit_s, within=self._last
         )
         if result.status != "finished":
             self.unjudged = self._to_judge_s(names)
+
+    @property
+    def _last(self) -> tuple[float, float]:
+        """When this call began; it ends with the study that it has come to."""
+        return self.deadline - self.config.budget_s, -math.inf
+
+    def _within(
+        self, begun: int = 0, calibrating_s: float = 0.0
+    ) -> tuple[float, float]:
+        """Returns when this call began, and when it ends: with its budget, or once everything was tried and judged.
+
+        Of what is proposed, the last `begun` are not measured yet.
+        """
+        began, _ = self._last
+        known = len(self.trials.candidates)
+        most = min(self.space.most, self.config.trials or self.space.most)
+        untried = begun + (0 if self.trials.exhausted else max(0, most - known))
+        leaders, _ = self._order()
+        whole_s = calibrating_s + self.budget.whole_s(
+            untried, self.config.side_by_side, len(leaders)
+        )
+        return began, min(self.deadline, self.budget.clock() + whole_s)
 
     def _to_judge_s(self, names: Sequence[str]) -> float:
         """Returns the seconds that judging takes, without the timed calls and images that an earlier call kept."""
@@ -243,7 +265,9 @@ class Search:
         self._tell_least(calibrating_s)
         # To judge takes longer than to calibrate: what needs more than half of the time leaves none for that.
         half_s = self.budget.left_s / 2
-        self.budget.uncalibrated_s = self.studies.calibrate(self.say, half_s)
+        self.budget.uncalibrated_s = self.studies.calibrate(
+            self.say, half_s, self._within(calibrating_s=calibrating_s)
+        )
         self._learn_baseline(self.budget)
         self._require_time()
         if calibrating_s:
@@ -393,7 +417,9 @@ class Search:
         if self.budget.costs:
             order, gains = self._order()
             limit_s = self.budget.to_screen_s(order if gains else [])
-        result = self.studies.measure(stage, candidates, limit_s=limit_s)
+        result = self.studies.measure(
+            stage, candidates, limit_s=limit_s, within=self._within(len(candidates))
+        )
         self._cut = result.status != "finished"
         findings = self.findings(result)
         took_s = time.monotonic() - began - waited_s(self.studies.folder / stage)
@@ -452,7 +478,8 @@ class Search:
                 self.say(
                     f"{stage}: {len(names)} may still be the best{self._duration_text('race', names)}"
                 )
-            self.studies.measure(stage, [candidates[name] for name in names])
+            racing = [candidates[name] for name in names]
+            self.studies.measure(stage, racing, within=self._within())
             return True
 
         order = race(self.config, self._standings, measure, self._drop)

@@ -1,11 +1,11 @@
 """The space of a search: options of some groups, values of some keys, and which of their combinations can run."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from sdopt.config.composer import HydraComposer
@@ -86,7 +86,7 @@ class Space:
     device: Device
     expected: Mapping[str, float] = field(default_factory=dict, compare=False)
     _composed: dict[tuple[str, ...], Variant | UsageError] = field(
-        default_factory=dict, init=False, compare=False
+        default_factory=dict, compare=False
     )
 
     @classmethod
@@ -96,7 +96,6 @@ class Space:
         composer: HydraComposer,
         device: Device,
         config_dir: Path | None = None,
-        expected: Mapping[str, float] = MappingProxyType({}),
     ) -> "Space":
         """Returns the space that a configuration describes.
 
@@ -134,18 +133,18 @@ class Space:
                     *dict.fromkeys(reasons),
                 ]
             )
-        return cls(
-            (*variables, *keys),
-            tuple(dict.fromkeys(reasons)),
-            composer,
-            device,
-            expected,
-        )
+        left_out = tuple(dict.fromkeys(reasons))
+        return replace(whole, variables=(*variables, *keys), left_out=left_out)
 
     @property
     def options(self) -> list[Variable]:
         """The variables that are options, and no keys."""
         return [variable for variable in self.variables if not variable.is_key]
+
+    @property
+    def most(self) -> int:
+        """How many combinations there are at most: some cannot run, and keys apply to some options alone."""
+        return math.prod(len(variable.values) for variable in self.variables) - 1
 
     def applies(self, variable: Variable, point: Point) -> bool:
         """Returns whether a variable applies at a point: an option always does, a key only if an option has it."""

@@ -179,12 +179,16 @@ class Studies:
         return 2 * self._seen
 
     def calibrate(
-        self, say: Callable[[str], None], limit_s: float | None = None
+        self,
+        say: Callable[[str], None],
+        limit_s: float | None = None,
+        within: tuple[float, float] | None = None,
     ) -> float:
         """Measures how much the baseline's images differ by chance, if the gate needs it and no packaged file fits.
 
         On the prompts and noise that the search may see, and not on those that the finalists are judged by. After
-        `limit_s` seconds it ends, and another call goes on; returns about how many more it takes.
+        `limit_s` seconds it ends, and another call goes on; returns about how many more it takes. `within` is as for
+        `launch`.
         """
         if not (images := self.calibration_images):
             return 0.0
@@ -193,7 +197,7 @@ class Studies:
             "may change them"
         )
         before = self._images_so_far()
-        result = self.measure(CALIBRATE, [], limit_s=limit_s)
+        result = self.measure(CALIBRATE, [], limit_s=limit_s, within=within)
         if result.status == "interrupted":
             made = self._images_so_far()
             pace_s = (limit_s or 0.0) / max(1, made - before)
@@ -221,10 +225,11 @@ class Studies:
         candidates: Sequence[Combination],
         brief: bool = True,
         limit_s: float | None = None,
+        within: tuple[float, float] | None = None,
     ) -> StudyResult:
         """Measures the candidates beside a baseline, or completes such a study; shows nothing of it if `brief`.
 
-        After `limit_s` it ends with what is measured, and its status is `interrupted`.
+        After `limit_s` it ends with what is measured, and its status is `interrupted`. `within` is as for `launch`.
 
         Raises:
             UsageError: the study cannot run.
@@ -247,13 +252,11 @@ class Studies:
                 return result
             again = ["retry_failed=true"] if failed else []
             patches = [f"patch={function}" for function in own_functions(overrides)]
-            launch(
-                [f"resume={folder}", *again, *patches], brief=brief, deadline=deadline
-            )
+            argv = [f"resume={folder}", *again, *patches]
         else:
             argv = ["--config-dir", str(self.config_dir)] if self.config_dir else []
             argv += [*overrides, f"hydra.run.dir={quoted(str(folder))}"]
-            launch(argv, brief=brief, deadline=deadline)
+        launch(argv, brief=brief, deadline=deadline, within=within)
         if not (folder / "result.json").is_file():
             error = read_error(folder)
             raise UnavailableError(

@@ -4,19 +4,18 @@ import math
 from collections.abc import Iterable, Sequence
 
 from sdopt.record.records import StudyResult
-from sdopt.record.verdicts import Judgement, Ruling, Verdict
+from sdopt.record.verdicts import UNDISTURBED, Judgement, Ruling, Verdict
 from sdopt.statistics.bounds import differences
 from sdopt.statistics.change_words import PROPERTIES
 from sdopt.statistics.measures import is_of_images
 from sdopt.statistics.ruling_sentences import (
-    CHECKS,
     PROPERTY_OF,
-    UNDISTURBED,
     family,
     figure_of,
     lower,
     sentence,
     subject,
+    upper,
 )
 
 
@@ -92,7 +91,7 @@ def _reason(
     """Returns one sentence for rulings that share a cause."""
     first = rulings[0]
     if any(ruling.rule == UNDISTURBED for ruling in rulings):
-        return f"{CHECKS[UNDISTURBED]}: {cause}"
+        return upper(cause)
     if len(rulings) > 1 and all(map(_is_open, rulings)):
         subjects = dict.fromkeys(lower(subject(ruling)) for ruling in rulings)
         ending = "cannot be told" if first.doubt else "was not judged"
@@ -136,8 +135,7 @@ def _property_of(metric: str) -> str:
 
 
 def _joined(subjects: Iterable[str]) -> str:
-    text = ", ".join(subjects)
-    return text[:1].upper() + text[1:]
+    return upper(", ".join(subjects))
 
 
 def worst_prompt(

@@ -269,6 +269,11 @@ class Row:
         return self.judgement.verdict if self.judgement else None
 
     @property
+    def disturbed(self) -> bool:
+        """Whether its gate found that other programs disturbed the timing: neither a gain nor a harm is shown then."""
+        return self.judgement is not None and self.judgement.disturbed
+
+    @property
     def recommended(self) -> bool:
         """Whether it pays, and is not slower than the baseline: that would be a trade."""
         return self.pays and self.speed is not Speed.SLOWER

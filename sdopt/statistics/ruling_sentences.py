@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.record.verdicts import UNDISTURBED, Ruling, Verdict
 from sdopt.schema import TESTS
 from sdopt.statistics.change_words import (
     DISTANCES,
@@ -26,9 +26,6 @@ from sdopt.statistics.change_words import (
     number_text,
     percent_text,
 )
-
-UNDISTURBED = "undisturbed"
-"""The rule that other programs broke; every ruling on a time has the same doubt."""
 
 CHECKS = {
     "tripwires": "Some images are broken",
@@ -48,7 +45,7 @@ CHECKS = {
     "fresh prompts": "The gain may hold for repeated prompts alone",
     UNDISTURBED: "Other programs disturbed the timing",
 }
-"""What a check of the measurement itself found, by the name of its ruling."""
+"""What a check of the measurement itself is about, by the name of its ruling, whose reason says what it found."""
 
 _QUESTIONS = (
     "tripwires",
@@ -107,7 +104,8 @@ def _sentence(ruling: Ruling, worst: str, drift: bool) -> str:
     if ruling.rule in _QUESTIONS and ruling.verdict is not Verdict.FAIL:
         return f"{subject(ruling)} cannot be told: {ruling.reason}"
     if ruling.rule in CHECKS:
-        return f"{CHECKS[ruling.rule]}: {ruling.reason}"
+        what = f"{CHECKS[ruling.rule]}: " if ruling.rule == "tripwires" else ""
+        return upper(f"{what}{ruling.reason}")
     if ruling.verdict is Verdict.NOT_COMPARABLE:
         return f"{subject(ruling)} was not judged: {ruling.reason}"
     if ruling.rule == "must pay":
@@ -357,6 +355,11 @@ def _at_shape(ruling: Ruling) -> str:
 def lower(text: str) -> str:
     """Returns a sentence as it continues another one."""
     return text[:1].lower() + text[1:]
+
+
+def upper(text: str) -> str:
+    """Returns a text as the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
 
 
 def subject(ruling: Ruling) -> str:

@@ -11,7 +11,7 @@ from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named
 from sdopt.statistics.objections import broken_because, broken_text, wires_of
 from sdopt.statistics.rows import PSNR, Row
-from sdopt.statistics.ruling_sentences import UNDISTURBED, lower
+from sdopt.statistics.ruling_sentences import lower
 from sdopt.statistics.scale import Images, Speed
 from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
@@ -91,6 +91,8 @@ def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
         return f"{_advice(baseline)}: {_with_reason(text, first)}."
     if first.speed is Speed.FASTER:
         return f"{_with_reason(text, first)}."
+    if first.speed is Speed.SLOWER and first.disturbed:
+        text = f"{text}. Not confirmed: {shortened(first.because)}"
     return f"{_advice(baseline)}: {text}."
 
 
@@ -153,11 +155,9 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
     command = row.command
     if not command:  # as of other programs' images, and of what no command composes
         return text
-    when = ""
+    when = " while nothing else runs here" if row.disturbed else ""
     prompts = 0
     for ruling in row.judgement.rulings if row.judgement else []:
-        if ruling.rule == UNDISTURBED and ruling.verdict is not Verdict.PASS:
-            when = " while nothing else runs here"
         prompts = max(prompts, ruling.prompts or 0)
     # With the prompts that would settle what is open.
     if 0 < prompts <= TOO_MANY_PROMPTS:

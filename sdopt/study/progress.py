@@ -57,18 +57,26 @@ class Progress:
     """Shows variant, phase, round and time left. Use as a context manager around a study."""
 
     def __init__(
-        self, console: Console, timeline: Timeline, brief: bool = False
+        self,
+        console: Console,
+        timeline: Timeline,
+        within: tuple[float, float] | None = None,
     ) -> None:
-        """Prepares the display; `brief` is that of a study whose caller keeps the time, as a search does."""
+        """Prepares the display.
+
+        Of a study within a search it is that of the search, which began and ends at `within`, in seconds of the
+        monotonic clock; a search that ends with this study ends at minus infinity.
+        """
         self.timeline = timeline
         self._console = console
         self._overwrites = os.environ.get(OVERWRITES) == "1"
         self._rounds = 0
         self._last = ""
         self._line = "starting"
-        self._begun = self._said = time.monotonic()
+        self._said = time.monotonic()
+        self._begun, self._whole_ends = within or (self._said, -math.inf)
         self._ends = -math.inf
-        self._long_told = brief
+        self._long_told = within is not None
         self._bar = RichProgress(
             SpinnerColumn(),
             # A line too long for the terminal is cut here, so that the remaining time always shows.
@@ -115,7 +123,7 @@ class Progress:
 
     def _left_s(self) -> float | None:
         """Returns the seconds that are expected to be left; None while they are unknown, or were too few."""
-        left_s = self._ends - time.monotonic()
+        left_s = max(self._ends, self._whole_ends) - time.monotonic()
         return left_s if left_s > 0 else None
 
     def tell_if_long(self, seconds: float) -> None:

@@ -208,8 +208,11 @@ class TestForeseen:
 
     def test_other_settings_name_the_command(self) -> None:
         [said] = self.said("workload.steps=7")
-        assert "sdopt calibrate" in said
+        assert (
+            "images of approximations will not be judged: run `sdopt calibrate" in said
+        )
         assert "workload.steps=7" in said
+        assert "two images of each of 240 prompts" in said, "it takes long"
 
     def test_too_few_prompts(self) -> None:
         [said] = self.said("quality.prompt_count=8")

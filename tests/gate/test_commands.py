@@ -105,7 +105,7 @@ class TestRun:
         ]
         assert [doubt.partition(":")[0] for doubt in doubts] == ["black", "at first"]
         assert (
-            "in process 1, 2 of 3 images of timed calls differ from those of the quality pass"
+            "2 of 3 images of timed calls, in process 1, differ from those that were scored"
             in doubts[1]
         )
         assert f"Doubtful: {doubts[1]}" in judged.shown

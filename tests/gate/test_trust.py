@@ -44,7 +44,7 @@ class TestTimedAsDrawn:
             of_candidate(variant("it"), timed_images=images), "timed as drawn"
         )
         assert found.verdict is Verdict.FAIL
-        assert "in process 3, 1 of 2 images" in found.reason
+        assert "1 of 4 images of timed calls, in process 3," in found.reason
         assert "prompt 8" in found.reason
 
     def test_allows_what_the_measured_floor_makes_or_the_candidates_type_rounds(

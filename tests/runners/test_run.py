@@ -43,10 +43,19 @@ class TestCommands:
         for command in COMMANDS:
             assert f"\n  {command} " in finished.out
 
-    def test_an_unknown_one_lists_those_there_are(self, tmp_path: Path) -> None:
-        finished = refused(tmp_path, "rnu", "precision=bf16")
-        assert finished.err.startswith("sdopt: unknown command 'rnu'")
-        assert "run" in finished.err
+    @pytest.mark.parametrize(
+        ("word", "said"),
+        [
+            ("optimise", "did you mean optimize?"),
+            ("rnu", "did you mean run?"),
+            ("quickly", "`sdopt --help` lists all"),
+        ],
+    )
+    def test_of_an_unknown_one_it_is_said_which_may_be_meant(
+        self, word: str, said: str, tmp_path: Path
+    ) -> None:
+        finished = refused(tmp_path, word, "precision=bf16")
+        assert finished.err == f"sdopt: unknown command '{word}'; {said}\n"
         assert finished.out == ""
 
 

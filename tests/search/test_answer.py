@@ -15,6 +15,7 @@ from sdopt.search.racing import RatioStanding, Scatter
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
 from sdopt.search.run import Search
 from sdopt.search.space import Combination
+from sdopt.statistics.summary import summary_of
 from tests.records import reconfigure
 from tests.report.test_claims import measured
 
@@ -58,10 +59,13 @@ def answered(
     rows: dict[str, Any] | None = None,
     unjudged: float | None = None,
     wanted: str = "latency",
+    **decided: Any,
 ) -> str:
     """The answer of a search that tried some entries; `rows` are those of judged studies, of which none passed."""
     judgements = SimpleNamespace(
-        passed=[], undecided=[], studies=rows or {}, rows=rows or {}, wanted=wanted
+        **{"passed": [], "undecided": [], "studies": rows or {}, **decided},
+        rows=rows or {},
+        wanted=wanted,
     )
     space = SimpleNamespace(
         alone=tuple, candidates=lambda _: [Combination(name, ()) for name in options]
@@ -88,6 +92,27 @@ def test_only_what_was_measured_counts_as_tried() -> None:
     assert f"Undecided: 1 of 2 options was not tried; {kept}; precision=bf16" in said
     assert "a larger budget (search.budget_s, sdopt optimize --budget) goes on" in said
     assert answered(entries[1:]) == "No combination was tried."
+
+
+@pytest.mark.parametrize("verdict", ["passed", "undecided"])
+def test_beside_a_gain_it_is_said_how_many_options_were_not_tried(verdict: str) -> None:
+    summary = summary_of(measured())
+    name = summary.candidates[0].name
+    decided: dict[str, Any] = {
+        verdict: [name],
+        "folders": {name: "final"},
+        "studies": {"final": summary},
+        "baseline_of": lambda _: summary.baseline,
+    }
+    rows = {row.name: row for row in summary.rows}
+    options = [name, "caching=tome", "compiler=inductor"]
+    tried = entry(name, "winner", 3)
+    left = (
+        " 2 of 3 options were not tried. The same command with a larger budget "
+        "(search.budget_s, sdopt optimize --budget) goes on."
+    )
+    assert answered([tried], options, rows, **decided).endswith(left)
+    assert "not tried" not in answered([tried], [name], rows, **decided)
 
 
 def test_what_makes_several_images_is_told_per_image() -> None:

@@ -99,6 +99,7 @@ class Simulated(Search):
         self.truth, self.losses, self.pace = truth, losses, pace
         self.noise_of = Scatter.of_controls([(noise, 1)] * 8)
         self.now, self.log = 0.0, list[tuple[str, list[str]]]()
+        self.foretold = list[tuple[float, float]]()
         budget = SearchBudget(
             WORK,
             self.deadline,
@@ -113,6 +114,7 @@ class Simulated(Search):
             candidates: Sequence[Combination],
             brief: bool = True,
             limit_s: float | None = None,
+            within: tuple[float, float] | None = None,
         ) -> Any:
             ends_s = math.inf if limit_s is None else self.now + limit_s
             self.measured(stage, [candidate.name for candidate in candidates])
@@ -126,6 +128,7 @@ class Simulated(Search):
             calibration_images=self.calibrated,
         )
         self.space = SimpleNamespace(  # type: ignore[assignment]
+            most=len(truth),
             left_out=(),
             alone=lambda: (),
             candidates=list,
@@ -144,6 +147,7 @@ class Simulated(Search):
 
     def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:
         began, names = self.now, [candidate.name for candidate in candidates]
+        self.foretold.append(self._within(len(names)))
         self.measured(stage, names)
         self.budget.baseline = BASELINE
         self.budget.learn({name: self.truth[name] for name in names}, self.now - began)
@@ -220,6 +224,9 @@ def test_spends_its_budget_and_no_more_and_tries_each_option_alone_first(
 ) -> None:
     search = searched(budget_s, options=options, slow=slow, noise=noise, pace=pace)
     assert 0.85 * budget_s <= search.now <= 1.1 * budget_s
+    assert {began for began, _ in search.foretold} == {0.0}
+    for _, ends in search.foretold:
+        assert ends == pytest.approx(search.now, rel=0.2)
     assert search.log[-1][0] == FINAL
     stages = [stage.partition("-")[0] for stage, _ in search.log]
     before_races = search.log[: stages.index("race") if "race" in stages else -1]
@@ -234,6 +241,8 @@ def test_ends_early_where_everything_is_tried() -> None:
         one = searched(budget_s, options=1, combined=0).trials
         assert one.ended == "The only combination that can run was screened."
     assert search.now < 300
+    _, ends = search.foretold[-1]
+    assert ends == pytest.approx(search.now, rel=0.2), "it is not the whole budget"
     assert search.log[-1][0] == FINAL
 
 
@@ -387,7 +396,7 @@ def test_a_study_whose_time_is_up_keeps_what_it_measured(
         if name == "time_once" and worker.requests.count(name) == 4:
             raise TimeUpError
 
-    def launched(_argv: list[str], brief: bool, deadline: float) -> None:
+    def launched(_argv: list[str], deadline: float, **_: Any) -> None:
         given["s"] = deadline - time.monotonic()
         (tmp_path / "screen-00").mkdir()
         run_fake(tmp_path / "screen-00", study, Fakes({"it": late}))

@@ -1,18 +1,25 @@
 """Which options a search tries first."""
 
 import json
+import math
+import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sdopt.config.composer import composer_of
+from sdopt.config.groups import data_sheets
+from sdopt.forecast import Expected
 from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.device import Device
 from sdopt.record.files import write_result
+from sdopt.schema import Shape
 from sdopt.search import expectation
 from sdopt.search.config import search_config
 from sdopt.search.expectation import RECORDED, recorded_for
 from sdopt.search.space import Space
+from sdopt.worker.machine import Machine
 from tests.fakes import Fakes, fake_study, run_fake
 
 CPU, CARD = Device("cpu", name="a CPU"), Device("cuda", name="a card")
@@ -27,7 +34,7 @@ def order(expected: dict[str, float]) -> list[str]:
     """Returns the options alone, in the order in which a search tries them."""
     config = search_config([*GROUPS, f"search.options={OPTIONS}"])
     with composer_of(["tracking=none"]) as composer:
-        space = Space.of(config, composer, CPU, None, expected)
+        space = replace(Space.of(config, composer, CPU), expected=expected)
         return [
             override for point in space.alone() for override in space.overrides(point)
         ]
@@ -58,8 +65,33 @@ def test_what_this_machine_measured_counts_before_records_of_others(
 ) -> None:
     monkeypatch.setattr(expectation, "results_of", lambda *_: [])
     monkeypatch.setattr(expectation, "medians", lambda _: {"caching=tome": 5.0})
-    expected = expectation.expected_speedups(CPU, tmp_path)
-    assert order(expected)[0] == "caching=tome"
+    planned = {"caching=tome": 0.5, "layout=channels_last": 4.0}
+    expected = expectation.expected_speedups(CPU, tmp_path, planned)
+    first, second, *_ = order(expected)
+    assert (first, second) == ("caching=tome", "layout=channels_last")
+
+
+def test_of_a_card_that_plan_knows_it_says_what_an_option_gains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half precision gains nothing on the card of the records, and twice as much as caching on slower ones."""
+    seconds = {"baseline": 9.0, "precision=fp16": 3.0, "caching=tome": math.nan}
+    with composer_of(["tracking=none"]) as composer:
+        variants = [
+            composer.variant(name, [name] if "=" in name else []) for name in seconds
+        ]
+    told = [
+        Expected(name, shape, times * of_one, "")
+        for name, of_one in seconds.items()
+        for shape, times in ((Shape(512, 1), 1), (Shape(512, 4), 7))
+    ]
+    monkeypatch.setattr(expectation, "expected", lambda *_: told)
+    sheet, context = data_sheets()["rtx3060"], multiprocessing.get_context("spawn")
+    machine = Machine(CARD, {}, False, False, sheet)
+    planned = expectation.planned_speedups(variants, machine, context)
+    assert planned == {"precision=fp16": 3.0}
+    unknown = replace(machine, sheet=None)
+    assert expectation.planned_speedups(variants, unknown, context) == {}
 
 
 @pytest.mark.parametrize("products", [True, False])

@@ -10,8 +10,19 @@ from sdopt.search.judgements import Judgements
 from sdopt.statistics.scale import Speed
 
 
-def judged(speed: Speed, pays: bool = False, decision: Verdict = Verdict.PASS) -> Any:
-    return SimpleNamespace(pays=pays, decision=decision, speed=speed, status=Status.OK)
+def judged(
+    speed: Speed,
+    pays: bool = False,
+    decision: Verdict = Verdict.PASS,
+    disturbed: bool = False,
+) -> Any:
+    return SimpleNamespace(
+        pays=pays,
+        decision=decision,
+        speed=speed,
+        status=Status.OK,
+        disturbed=disturbed,
+    )
 
 
 def judgements(**rows: Any) -> Judgements:
@@ -24,13 +35,14 @@ def test_only_what_ranks_before_a_shown_gain_is_judged_again() -> None:
     earlier = judgements(
         shown=judged(Speed.FASTER, pays=True),
         slower=judged(Speed.SLOWER),
+        beside_others=judged(Speed.SLOWER, disturbed=True),
         refused=judged(Speed.FASTER, decision=Verdict.FAIL),
         close=judged(Speed.CLOSE),
     )
-    ranked = ["slower", "close", "refused", "new", "shown", "behind"]
-    assert earlier.open_among(ranked) == ["close", "new"]
+    ranked = ["slower", "beside_others", "close", "refused", "new", "shown", "behind"]
+    assert earlier.open_among(ranked) == ["beside_others", "close", "new"]
     assert earlier.open_among(["shown", "new", "close"]) == []
-    assert earlier.undecided == ["close"]
+    assert earlier.undecided == ["beside_others", "close"]
     assert replace(earlier, wanted="memory").undecided == []
 
 

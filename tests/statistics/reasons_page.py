@@ -3,29 +3,36 @@
 `python -m tests.statistics.reasons_page` writes the page again; `test_reasons.py` fails if it is out of date.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from sdopt.config.composer import gate_of
 from sdopt.config.paths import CONF
+from sdopt.gate.judge import judge
 from sdopt.gate.rulings import against
 from sdopt.gate.rulings import ruled as gate_ruling
-from sdopt.record.scores import Score
+from sdopt.record.records import Status, VariantResult
+from sdopt.record.samples import Interference, TimedImage
+from sdopt.record.scores import BrokenImage, Score
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.report.markdown import markdown
-from sdopt.schema import Rule
+from sdopt.schema import Gate, Rule
 from sdopt.statistics.bounds import Bounds, differences
 from sdopt.statistics.measures import FIRST_IMAGE, RULED
+from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.ruling_sentences import PROPERTY_OF, sentence
 from tests.command import ROOT
+from tests.gate.test_judge import FIT, study, variant
 
 PAGE = ROOT / "sdopt" / "gate" / "SENTENCES.md"
 
 _HEAD = """# What the gates say
 
-What each rule of the [packaged gates](README.md) says when an option fails it, and when it is undecided.
-The figures are examples.
+What each rule of the [packaged gates](README.md) says when an option fails it, and when it is undecided; below, what
+every gate asks besides. The figures are examples.
 <!-- Written by python -m tests.statistics.reasons_page -->
 
 """
@@ -105,13 +112,82 @@ def has_worst_prompt(rule: Rule) -> bool:
     return not (is_ratio or rule.metric.startswith(_OF_A_SET))
 
 
+def broken(**changes: Any) -> VariantResult:
+    """Returns a variant of which all is in order, but for some changes: to itself, or to each of its processes."""
+    of_variant = {"claims", "denoiser_calls", "seconds", "status", "trips"}
+    row = variant(
+        "it", **{name: changes[name] for name in of_variant if name in changes}
+    )
+    for number, measurement in enumerate(row.measurements):
+        samples = measurement.main
+        samples.timed_images = [TimedImage(0, 4, changes.get("error", 0.0))]
+        samples.traced = {"operators": changes.get("operators", 2.0)}
+        measurement.pass_s = changes.get("pass_s", [0.1] * 96)
+        measurement.pass_held_gib = changes.get("pass_held_gib", [0.5] * 96)
+        for call, sample in enumerate(samples.calls):
+            sample.held_gib = 1 + changes.get("grows_gib", [0.0] * 3)[number] * call
+            sample.repeated = "repeated" in changes
+            sample.interference = changes.get("interference")
+    threads = replace(row.config.hardware, threads=1)
+    row.config = replace(row.config, hardware=threads)
+    row.reason = "its hooks ran, and no image differs"
+    return row
+
+
+MIB = 1 / 1024
+
+CHECKED: Sequence[tuple[str, dict[str, Any], dict[str, Any]]] = (
+    ("tripwires", {"trips": [BrokenImage("black", "images/a.png", "all pixels are 0")]}, {}),
+    ("steps", {"denoiser_calls": 12}, {}),
+    ("timed as drawn", {"error": 0.01}, {}),
+    ("engaged", {"status": Status.NOT_ENGAGED}, {"operators": 1.0}),
+    ("fresh prompts", {}, {"repeated": True, "seconds": 0.05}),
+    ("cores", {"interference": Interference(0.0, 0.0, cores=2.0)}, {}),
+    ("rarely slow", {"pass_s": [0.1] * 84 + [0.4] * 12}, {"pass_s": [0.1] * 93 + [0.4] * 3}),
+    ("memory growth", {"grows_gib": [4 * MIB] * 3}, {"grows_gib": [0.0, 4 * MIB, 4 * MIB]}),
+    (
+        "growth when drawn",
+        {"pass_held_gib": [0.5] * 40 + [0.7] * 56},
+        {"pass_held_gib": [0.5] * 40 + [0.56] * 56},
+    ),
+    ("must pay", {"seconds": 0.1}, {"seconds": 0.0985}),
+    ("undisturbed", {}, {"interference": Interference(0.3, 0.0)}),
+)  # fmt: skip
+"""What every gate asks, by the name of its rulings, with variants that fail it and that leave it undecided."""
+
+
+def asked(rule: str, changes: dict[str, Any], verdict: Verdict) -> str:
+    """Returns what the check of a gate says of a variant with some changes; "–" without any."""
+    if not changes:
+        return "–"
+    candidate = broken(claims=["latency"], **changes)
+    baseline = variant("baseline", contract="exact")
+    baseline.config = candidate.config
+    baseline.measurements[0].pass_s = [0.1] * 96
+    baseline.measurements[0].pass_held_gib = [0.5] * 96
+    result = study(candidate, baseline, mse=Score(0.0, [0.0]))
+    judge(result, Gate("g", {"lossy": []}), FIT)
+    [judged] = result.judgements
+    [ruling] = [one for one in judged.rulings if one.rule == rule]
+    assert ruling.verdict is verdict, (rule, ruling)
+    [reason] = reasons_of(
+        replace(judged, verdict=verdict, rulings=[ruling], claims={}), result
+    )
+    return reason
+
+
 def page() -> str:
     """Returns the page."""
     rows = []
     for rule in rules():
         name = f"`{rule.metric}` {rule.test}"
         rows.append((name, said(rule, Verdict.FAIL), said(rule, Verdict.INCONCLUSIVE)))
-    return f"{_HEAD}{markdown(('rule', 'fail', 'undecided'), rows)}"
+    of_all = []
+    for name, fails, is_open in CHECKED:
+        failed = asked(name, fails, Verdict.FAIL)
+        of_all.append((name, failed, asked(name, is_open, Verdict.INCONCLUSIVE)))
+    headings = ("rule", "fail", "undecided")
+    return f"{_HEAD}{markdown(headings, rows)}\n\n{markdown(headings, of_all)}"
 
 
 if __name__ == "__main__":

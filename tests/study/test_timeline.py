@@ -1,6 +1,7 @@
 """Where a command's time went and what is said of it; the live display of a study, in a terminal of 80 columns."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -244,14 +245,14 @@ def test_the_bar_shows_the_share_of_the_time_that_is_over(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "brief", "told"),
-    [(2040.0, False, 1), (60.0, False, 0), (2040.0, True, 0)],
+    ("seconds", "within", "told"),
+    [(2040.0, None, 1), (60.0, None, 0), (2040.0, (0.0, math.inf), 0)],
 )
 def test_a_long_study_says_once_how_long_and_what_shortens_it(
-    seconds: float, brief: bool, told: int
+    seconds: float, within: tuple[float, float] | None, told: int
 ) -> None:
     stream = StringIO()
-    with Progress(Console(file=stream, width=80), Timeline(), brief) as progress:
+    with Progress(Console(file=stream, width=80), Timeline(), within) as progress:
         progress.tell_if_long(seconds)
         progress.tell_if_long(seconds)
     assert (
@@ -271,6 +272,20 @@ def test_a_forecast_that_has_run_out_is_not_shown(
         assert progress._left_s() == 10.0
         clock[0] = 100.0
         assert progress._left_s() is None
+
+
+@pytest.mark.parametrize(("ends", "left"), [(1800.0, "25 min"), (-math.inf, "40 s")])
+def test_the_studies_of_a_search_have_one_progress(
+    ends: float, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time goes on from study to study, and it ends with the search, or with the last study."""
+    monkeypatch.setattr("sdopt.study.progress.time.monotonic", lambda: 300.0)
+    stream = StringIO()
+    with Progress(Console(file=stream, width=80), Timeline(), (0.0, ends)) as progress:
+        progress.start(3)
+        progress.expect(40.0)
+        progress.phase("baseline", "timing", 1)
+    assert stream.getvalue() == f"[ 300.0 s] timing, round 1 of 3 (about {left} left)\n"
 
 
 def test_a_notebook_has_one_line_that_is_written_over(
