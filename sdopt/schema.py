@@ -386,6 +386,8 @@ class Sheet(Configured):
     pcie_gb_s: Capacity | None = None
     """Rate of the link to the host in one direction."""
     power_w: Capacity | None = None
+    shares_host_memory: bool = False
+    """Whether its memory is the host's, in which what waits for the device takes room, too."""
     half_accumulation: Positive | None = None
     """Tensor rate in fp16 with accumulation in fp16, where it differs: GeForce cards halve it for float32."""
 

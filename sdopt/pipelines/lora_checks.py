@@ -134,8 +134,11 @@ def _lost_in_transformer(file: Path, model: Model) -> list[str]:
     found = for_transformer(file, pipe)
     if problems := found.problems():
         return problems
-    with quiet():
-        pipe.load_lora_weights(dict(found.tensors), adapter_name=_ADAPTER)
+    try:
+        with quiet():
+            pipe.load_lora_weights(dict(found.tensors), adapter_name=_ADAPTER)
+    except Exception as error:  # as in `_lost`
+        return [f"cannot be loaded into this model ({with_type(error)})"]
     arrived, _ = _arrived(pipe)
     for name, pair in pairs_in(found.tensors).items():
         marks = tuple(_mark(found.tensors[pair[which]]) for which in ("down", "up"))

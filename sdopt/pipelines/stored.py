@@ -161,7 +161,20 @@ def header_of(file: Path) -> Header:
 
 @once_per_state
 def _formats(file: Path) -> dict[str, dict[str, Any]]:
-    return formats_in(file, header_of(file))
+    """Returns how a file says that its layers are stored.
+
+    A header may name them with a prefix from before: such a name is of the layer with which it ends.
+    """
+    header = header_of(file)
+    layers = {name.rpartition(".")[0] for name in header.shapes}
+    formats = {}
+    for named, said in formats_in(file, header).items():
+        layer = named
+        if named not in layers:
+            ends = [each for each in layers if named.endswith(f".{each}")]
+            layer = max(ends, key=len, default=named)
+        formats[layer] = said
+    return formats
 
 
 def unread_blocks(file: Path) -> list[str]:

@@ -5,6 +5,7 @@ A file names its tensors as the original program does. Weights of 8 bits are mul
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -285,6 +286,7 @@ def _placed(
         return renamed(tensors, network)
     if network.state_dict().keys() == tensors.keys():
         return dict(tensors), []
+    import torch
     from diffusers.loaders.single_file_utils import (
         convert_ldm_vae_checkpoint,
         convert_wan_vae_to_diffusers,
@@ -297,14 +299,20 @@ def _placed(
     placed: dict[str, torch.Tensor] = {}
     given: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        (placed if name.startswith("bn.") else given)[name] = (
-            tensor  # those of FLUX.2 have no other name
-        )
+        # Of FLUX.2: its statistics have no other name, and its makers count what is between both halves to these.
+        inner = re.sub(r"^(en|de)coder\.(?=(post_)?quant_conv\.)", "", name)
+        (placed if name.startswith("bn.") else given)[inner] = tensor
     placed |= convert(dict(given), config=dict(network.config))
     known = network.state_dict().keys()
     placed = {name: tensor for name, tensor in placed.items() if name in known}
     used = {_root(tensor) for tensor in placed.values()}
+    if _COUNT in known:
+        placed.setdefault(_COUNT, torch.tensor(0))
     return placed, [name for name, tensor in given.items() if _root(tensor) not in used]
+
+
+_COUNT = "bn.num_batches_tracked"
+"""How many batches the statistics of FLUX.2's VAE are of, which training alone reads."""
 
 
 def _root(tensor: torch.Tensor) -> int:

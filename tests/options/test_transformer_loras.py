@@ -17,6 +17,7 @@ import sdopt
 from sdopt.errors import UsageError
 from sdopt.library.state import _defaults_of
 from sdopt.options.lora import Distilled, Hotswap, Loaded
+from sdopt.pipelines.lora_checks import misfits_in
 from sdopt.pipelines.loras import reads_itself
 from sdopt.pipelines.originals import renamed
 from sdopt.pipelines.transformer_loras import Scales, converted, scales_beside
@@ -258,6 +259,17 @@ class TestNames:
             networks,
         )
         assert "for which this model has no layer" in t5.problems()[0]
+
+    def test_of_a_text_encoder_that_diffusers_cannot_load_are_told_in_its_words(
+        self, tmp_path: Path
+    ) -> None:
+        """It tells a LoRA of CLIP by the attention that it updates."""
+        name = "lora_te1_text_model_encoder_layers_1_mlp_fc1"
+        pair = {"lora_down": torch.randn(RANK, 32), "lora_up": torch.randn(64, RANK)}
+        file = tmp_path / "style.safetensors"
+        save_file({f"{name}.{end}.weight": each for end, each in pair.items()}, file)
+        [problem] = misfits_in(tiny("flux"), file)
+        assert "cannot be loaded into this model (ValueError: " in problem
 
     @pytest.mark.parametrize(
         ("change", "reason"),

@@ -26,6 +26,7 @@ from tests.pipelines.test_web_files import (
     clip_names,
     problems_of,
     t5_names,
+    vae_names,
 )
 from tests.pipelines.tiny import tiny
 from tests.pipelines.web_files import PREFIX, Tensors, gguf_file, original, save, scaled
@@ -206,13 +207,14 @@ class TestFormats:
         [problem] = problems_of(tmp_path / "a.safetensors", tiny_folder("flux"))
         assert "is stored as unreadable" in problem
 
-    def test_may_be_named_without_the_prefix_of_the_file(
-        self, tiny_folder: Folder, tmp_path: Path
+    @pytest.mark.parametrize(("of_header", "of_file"), [("", PREFIX), (PREFIX, "")])
+    def test_may_be_named_with_another_prefix_than_that_of_the_file(
+        self, tiny_folder: Folder, tmp_path: Path, of_header: str, of_file: str
     ) -> None:
         written, _ = scaled(original(tiny("flux").transformer), ".weight_scale")
-        layers = {"img_in": {"format": "float8_e4m3fn", "convrot": True}}
+        layers = {f"{of_header}img_in": {"format": "float8_e4m3fn", "convrot": True}}
         text = json.dumps({"layers": layers})
-        prefixed = {f"{PREFIX}{name}": tensor for name, tensor in written.items()}
+        prefixed = {f"{of_file}{name}": tensor for name, tensor in written.items()}
         file = tmp_path / "a.safetensors"
         save_file(prefixed, file, {"_quantization_metadata": text})
         [problem] = problems_of(file, tiny_folder("flux"))
@@ -363,6 +365,21 @@ class TestTextEncoders:
 
 
 class TestAutoencoders:
+    def test_of_flux2_are_read_by_the_names_of_its_makers(
+        self, loaded: Callable[..., Any], tmp_path: Path
+    ) -> None:
+        """They write `encoder.quant_conv`; how many batches its statistics are of is read in training alone."""
+        pipe = tiny("flux2")
+        tensors = vae_names(pipe.vae)
+        for end, name in (("encoder", "quant_conv"), ("decoder", "post_quant_conv")):
+            for leaf in ("weight", "bias"):
+                tensors[f"{end}.{name}.{leaf}"] = tensors.pop(f"{name}.{leaf}")
+        tensors.pop("bn.num_batches_tracked")
+        vae = save(tensors, tmp_path / "flux2-vae.safetensors")
+        file = save(original(pipe.transformer), tmp_path / "flux2.safetensors")
+        network = loaded("flux2", file, "vae", vae=str(vae))
+        assert_same(network, pipe.vae.state_dict())
+
     def test_of_qwen_image_are_read_by_the_names_of_its_makers(self) -> None:
         layout = {"dim_mult": [1, 2, 4, 4], "num_res_blocks": 2, "z_dim": 4}
         vae = AutoencoderKLQwenImage(base_dim=8, **layout)

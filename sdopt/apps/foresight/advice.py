@@ -17,8 +17,9 @@ from sdopt.options.text_encoder_offload import TextEncoderOffload
 from sdopt.pipelines.family import Family
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.parts import TEXT_ENCODERS
+from sdopt.record.comparisons import Interval
 from sdopt.schema import Shape, Sheet
-from sdopt.statistics.words import gib_text
+from sdopt.statistics.words import gib_text, seconds_parts
 from sdopt.variant import Variant
 
 Memory = tuple[str, ...]
@@ -87,12 +88,14 @@ class Way:
         likely: GiB on the card.
         host: GiB of weights that wait in the host's memory; 0 if none do.
         close: whether that is nearly all of the card.
+        time: of a call, where one is told.
     """
 
     choices: tuple[str, ...]
     likely: float
     host: float
     close: bool = False
+    time: Interval | None = None
 
     @property
     def moves_layers(self) -> bool:
@@ -105,9 +108,11 @@ class Way:
             f", and {gib_text(self.host)} of the host's memory" if self.host else ""
         )
         alone = f": {ONLY_ALONE}" if self.close else ""
-        return (
-            f"{' '.join(self.choices)} (likely {gib_text(self.likely)}{beside}{alone})"
-        )
+        takes = ""
+        if self.time:
+            takes = f"about {' '.join(seconds_parts(self.time))}, "
+        needs = f"{takes}likely {gib_text(self.likely)}{beside}{alone}"
+        return f"{' '.join(self.choices)} ({needs})"
 
 
 @dataclass(frozen=True)
@@ -215,12 +220,13 @@ def _way(
     if counted is None or counted[0].conflicts(device):
         return None
     variant, plan = counted
-    needed = footprint(variant, plan, device.is_cuda)
+    needed = footprint(variant, plan, sheet)
     if needed.verdict(sheet.memory_gib) != "fits":
         return None
     close = needed.fills(sheet.memory_gib)
     # Beside a CPU, what is not needed waits on disk.
-    host = _on_host(variant, plan) if device.is_cuda else 0.0
+    beside = device.is_cuda and not sheet.shares_host_memory
+    host = _on_host(variant, plan) if beside else 0.0
     return Way(choices, needed.likely, host, close)
 
 

@@ -46,7 +46,7 @@ KNOWN, EXTRAPOLATED = "known", "extrapolated"
 FAMILY = 3
 """Devices of a generation that make it known."""
 
-UNTOLD = ("cdna", "cdna2", "cdna3", "cdna4")
+UNTOLD = ("cdna", "cdna2", "cdna3", "cdna4", "tegra")
 """Generations about which the figures say too little: they are refused."""
 
 _TINY_SHARE = 0.04

@@ -33,7 +33,7 @@ GENERATIONS = (
     "pascal", "volta", "turing", "turing_gtx", "ampere", "ada", "hopper", "blackwell", "rdna2", "rdna3", "rdna4",
 )  # fmt: skip
 
-_STACKED = ("GP100", "GV100", "GA100", "GH100", "GB100")
+_STACKED = ("GP100", "GV100", "GA100", "GH100", "GB100", "GB110")
 """Chips with stacked memory, which reach less of their large peaks."""
 
 _LAUNCHES = {

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from sdopt.apps.foresight.cpu import device_of
 from sdopt.apps.foresight.latency import Costs, averaged
 from sdopt.apps.foresight.published import PublishedWork, upcasts_vae
 from sdopt.apps.foresight.software import Software
@@ -44,7 +45,7 @@ from sdopt.pipelines.catalog import (
 from sdopt.pipelines.loading import family_of, folder_of
 from sdopt.pipelines.parts import STEPS, TEXT_ENCODERS
 from sdopt.pipelines.random_weights import empty_network, empty_part
-from sdopt.schema import Shape
+from sdopt.schema import Shape, Sheet
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
@@ -358,10 +359,16 @@ def _denoising(
     return whole, trace(unet, *inputs, kept=inputs[:1], **more)
 
 
-def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint:
-    """Returns the memory of a variant's calls."""
+def footprint(
+    variant: Variant, plan: Blueprint, sheet: Sheet | None = None
+) -> Footprint:
+    """Returns the memory of a variant's calls, on a card that is beside its host if there is no data sheet."""
     chosen = {type(option) for option in variant.optimizations.values()}
-    context = CUDA_CONTEXT_GIB if cuda else 0.0
+    context = CUDA_CONTEXT_GIB
+    if sheet is not None and not device_of(sheet).is_cuda:
+        context = 0.0
+    if sheet is not None and sheet.shares_host_memory:
+        chosen -= _WAITING
     denoiser, decoder = plan.denoiser.peak / 2**30, plan.decoder.peak / 2**30
     network = plan.weights[plan.name] + plan.weights.get("autocast's copies", 0.0)
     vae = plan.weights["vae"]
@@ -399,6 +406,10 @@ def footprint(variant: Variant, plan: Blueprint, cuda: bool = True) -> Footprint
         max(likely, plan.loading) + context,
         plan.loading > floor,
     )
+
+
+_WAITING = {ModelOffload, SequentialOffload, GroupOffload, TextEncoderOffload}
+"""Options with which weights wait in the host's memory."""
 
 
 def folder_for(variant: Variant) -> Path:

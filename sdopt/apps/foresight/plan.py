@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdopt.apps.foresight.advice import Needed, what_fits
+from sdopt.apps.foresight.advice import Needed, Way, WaysToFit, what_fits
 from sdopt.apps.foresight.cards import asked_for, sheets_for, with_known_card
 from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.apps.foresight.cpu import (
@@ -199,7 +199,7 @@ def predict(
         learned: what a user's own measurement says of this software and host.
         torch: version of PyTorch there; this machine's if not given.
     """
-    there = torch or version_of(version("torch"))
+    there = torch or _torch_here()
     predictions = []
     for variant in variants:
         for shape in variant.shapes:
@@ -226,7 +226,7 @@ def _prediction(
     torch: tuple[int, int],
 ) -> Prediction:
     learnt = coefficients()
-    memory = footprint(variant, plan, device_of(sheet).is_cuda)
+    memory = footprint(variant, plan, sheet)
     images = shape.batch_size * variant.workload.images_per_prompt
     faults = [
         *faults_of(sheet.name, sheet, variant.number_types),
@@ -295,6 +295,10 @@ def _prediction(
         evidence=_evidence(card, sheet, state, software, learned),
         price=_price(variant, seconds / images),
     )
+
+
+def _torch_here() -> tuple[int, int]:
+    return version_of(version("torch"))
 
 
 def version_of(text: str) -> tuple[int, int]:
@@ -595,7 +599,7 @@ def plan_of(
         predictions = predict(
             _variants(composer, rest), sheets_for(composer, cards, rest), learned, torch
         )
-        notes = [*on_names, *_notes(composer, predictions)]
+        notes = [*on_names, *_notes(composer, predictions, learned, torch)]
         compared = _is_compared(composer, predictions, rest)
     own_groups = () if config_dir is None else ("--config-dir", config_dir)
     command = command_line("run", *own_groups, *rest, "protocol.replicates=3")
@@ -621,13 +625,18 @@ def _is_compared(
     baseline, shape = composer.variant(BASELINE, plain=True), fitting[0].shape
     planned = blueprint(baseline, shape)
     for prediction in fitting:
-        needed = footprint(baseline, planned, device_of(prediction.sheet).is_cuda)
+        needed = footprint(baseline, planned, prediction.sheet)
         if needed.verdict(prediction.sheet.memory_gib) != "does not fit":
             return True
     return False
 
 
-def _notes(composer: HydraComposer, predictions: Sequence[Prediction]) -> list[str]:
+def _notes(
+    composer: HydraComposer,
+    predictions: Sequence[Prediction],
+    learned: Learned | None,
+    torch: tuple[int, int] | None,
+) -> list[str]:
     """Returns known faults of the cards, and what would fit where something does not."""
     notes: list[str] = []
     notes += dict.fromkeys(
@@ -649,8 +658,31 @@ def _notes(composer: HydraComposer, predictions: Sequence[Prediction]) -> list[s
             hardest[prediction.card] = prediction
     for prediction in hardest.values():
         ways = what_fits(composer, prediction.sheet, prediction.shape, counted)
+        ways = _timed(ways, prediction, counted, learned, torch)
         notes.append(f"what fits {prediction.card}: {ways}" if str(ways) else "")
     return [note for note in notes if note]
+
+
+def _timed(
+    ways: WaysToFit,
+    of: Prediction,
+    counted: Needed,
+    learned: Learned | None,
+    torch: tuple[int, int] | None,
+) -> WaysToFit:
+    """Returns ways to fit into the card of a prediction with the time of a call, where one is told."""
+
+    def timed(way: Way | None) -> Way | None:
+        known = counted.get(way.choices) if way else None
+        if way is None or known is None:
+            return way
+        there = torch or _torch_here()
+        told = _prediction(*known, of.shape, of.card, of.sheet, learned, there)
+        if told.state == REFUSED:
+            return way
+        return replace(way, time=Interval(told.seconds, told.low, told.high))
+
+    return WaysToFit(timed(ways.whole), timed(ways.packed), timed(ways.roomy))
 
 
 def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant]:

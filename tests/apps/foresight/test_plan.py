@@ -3,6 +3,7 @@
 import json
 import math
 import multiprocessing
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import torch
 from runners.plan import main
 from sdopt.apps.foresight import advice, cpu, forecast
 from sdopt.apps.foresight import plan as forecasts
-from sdopt.apps.foresight.advice import Way, _numbers_for, what_fits
+from sdopt.apps.foresight.advice import Way, WaysToFit, _numbers_for, what_fits
 from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.apps.foresight.cpu import device_of
 from sdopt.apps.foresight.forecast import expected
@@ -26,6 +27,7 @@ from sdopt.apps.foresight.memory import (
     _stored,
     blueprint,
     decoding_gib,
+    footprint,
     steps_of,
 )
 from sdopt.apps.foresight.plan import (
@@ -333,6 +335,8 @@ class TestCommand:
             fits = [note for note in row["notes"] if note.startswith("what fits ")]
             ways = [note.startswith(f"what fits {card}: ") for note in fits]
             assert ways == [True] * (row["fits"] == "does not fit")
+            # With the time of a call, which is why one way comes before another.
+            assert all(re.search(r" \(about [\d.]+ s \[", note) for note in fits)
         assert any(row["fits"] == "does not fit" for row in rows)
 
     @pytest.mark.parametrize(
@@ -449,10 +453,12 @@ def test_what_would_fit_is_told_of_the_largest_shape(
     monkeypatch: pytest.MonkeyPatch, sizes: str
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(
-        "sdopt.apps.foresight.plan.what_fits",
-        lambda composer, sheet, shape, known: asked.append(shape.size),
-    )
+
+    def fitting(composer: Any, sheet: Any, shape: Shape, known: Any) -> WaysToFit:
+        asked.append(shape.size)
+        return WaysToFit()
+
+    monkeypatch.setattr("sdopt.apps.foresight.plan.what_fits", fitting)
     card = ("hardware=t4", "hardware.sheet.memory_gib=0.6")
     plan_of(["model=emoji", "precision=fp16", f"workload.size={sizes}", *card])
     assert asked == [512]
@@ -537,6 +543,25 @@ def test_what_fits_is_told_in_the_smallest_type_whose_images_are_right(
     """Of GTX 10, float16 is slow and saves memory; of GTX 16, images are black."""
     family = family_named("StableDiffusionXLPipeline")
     assert _numbers_for(SHEETS[card], family, wants_half=False) == numbers
+
+
+@pytest.mark.parametrize(
+    "option", ["model_offload", "group_offload", "text_encoder_offload"]
+)
+def test_what_waits_in_the_host_takes_room_where_its_memory_is_the_card_s(
+    variant: Compose, option: str
+) -> None:
+    """As on a DGX Spark or a Jetson, where offloading was told to make a model fit."""
+    chosen, apart = variant(f"memory=[{option}]"), SHEETS["rtx3060"]
+    plan = blueprint(chosen, Shape(64, 1))
+    shared = replace(apart, shares_host_memory=True)
+    plain = footprint(variant(), plan, apart)
+    assert footprint(chosen, plan, apart).floor < plain.floor
+    assert footprint(chosen, plan, shared) == plain
+    known = {(option,): (chosen, plan)}
+    way = advice._way(None, shared, Shape(64, 1), (option,), known)  # type: ignore[arg-type]
+    assert way is not None
+    assert way.host == 0.0
 
 
 def test_what_fits_a_cpu_moves_nothing_to_a_card(variant: Compose) -> None:
