@@ -40,6 +40,7 @@ from sdopt.pipelines.sampling import (
     remarks,
     scheduler_like,
     unread_by,
+    unseeded,
     unsuited,
 )
 from sdopt.pipelines.tasks import adapt, pipeline_class
@@ -145,6 +146,7 @@ def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> li
     return [
         *unsuited(config, scheduler, steps),
         *unread_by(family, config, scheduler),
+        *unseeded(family, config, scheduler),
         *named,
         *_contradicted(model, scheduler),
         *clip_skip_of(model)[1],
