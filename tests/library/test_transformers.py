@@ -144,3 +144,13 @@ def test_negative_prompts_that_are_encoded_before_are_not_encoded_as_prompts(
     prompts = ["a red circle", "a blue house", "ugly"]
     sdopt.optimize(pipe, *keys, memory="precomputed_embeddings", prompts=prompts)
     assert np.abs(images(pipe, **call) - before).max() < 1e-4
+
+
+def test_a_list_of_prompts_stays_the_callers_in_each_call() -> None:
+    """Z-Image writes each prompt's chat into it, and a second call would encode the chat of a chat."""
+    pipe = tiny("z_image")
+    sdopt.optimize(pipe, attention="math")
+    prompts, negatives = ["a red circle"], ["ugly"]
+    call = {"height": 64, "width": 64, "num_inference_steps": 1}
+    pipe(prompts, negative_prompt=negatives, **call)
+    assert (prompts, negatives) == (["a red circle"], ["ugly"])
