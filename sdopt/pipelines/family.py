@@ -530,6 +530,19 @@ def family_named(class_name: str) -> Family:
     return max(alike, key=lambda family: len(family.pipeline), default=_UNET)
 
 
+def unknown_transformer(pipeline: str, encoders: tuple[str, ...]) -> Family:
+    """Returns what is known of a kind of pipeline with a transformer that has no row: its name and text encoders."""
+    return Family(
+        pipeline=pipeline,
+        title=pipeline.removesuffix("Pipeline"),
+        encoders=encoders,
+        guidance=Guidance("batched"),
+        encoding=Encoding(()),
+        sampling="levels",
+        seeds_steps=True,
+    )
+
+
 def family_of_class(class_name: str) -> Family | None:
     """Returns the family of a pipeline for any task by its class name; None if sdopt runs none of that name."""
     return _BY_TASK.get(class_name)

@@ -13,7 +13,7 @@ from diffusers.models.attention_processor import JointAttnProcessor2_0
 import sdopt
 from sdopt.errors import ConflictError
 from sdopt.pipelines.family import class_of, family_named
-from tests.pipelines.tiny import tiny
+from tests.pipelines.tiny import TINY, bria, tiny
 
 CALL: dict[str, Any] = {"height": 64, "width": 64, "max_sequence_length": 64}
 
@@ -154,3 +154,23 @@ def test_a_list_of_prompts_stays_the_callers_in_each_call() -> None:
     call = {"height": 64, "width": 64, "num_inference_steps": 1}
     pipe(prompts, negative_prompt=negatives, **call)
     assert (prompts, negatives) == (["a red circle"], ["ugly"])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        ({"attention": "fused_qkv"}, "cannot fuse the projections of a Bria"),
+        ({"attention": "vanilla"}, "not for Bria, whose denoiser is a transformer"),
+        ({"caching": "tome"}, "not for Bria, whose denoiser is a transformer"),
+        ({"memory": "precomputed_embeddings"}, "how Bria encodes prompts is not known"),
+        ({"memory": "without_t5"}, "Bria runs with all of its text encoders"),
+        ({"lora": "hyper_flux"}, "this model is Bria"),
+    ],
+)
+def test_a_transformer_of_an_unknown_kind_is_not_taken_for_a_unet(
+    monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], why: str
+) -> None:
+    """Its first call would fail after the text encoders are gone, or run layers of a UNet."""
+    monkeypatch.setitem(TINY, "bria", bria)
+    with pytest.raises(ConflictError, match=why):
+        sdopt.optimize(tiny("bria"), prompts=["a red circle"], **chosen)
