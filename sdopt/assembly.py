@@ -124,7 +124,13 @@ class Assembly:
             inputs = {**inputs, "prompt": [inputs["prompt"]]}
         for change in self._changes:
             inputs = change(inputs)
-        return inputs
+        # Z-Image writes into the list that it is given.
+        lists = {
+            name: [*inputs[name]]
+            for name in ("prompt", "negative_prompt")
+            if isinstance(inputs.get(name), list)
+        }
+        return {**inputs, **lists}
 
     @property
     def call_kwargs(self) -> Inputs:

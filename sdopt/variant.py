@@ -240,6 +240,11 @@ class Variant:
         several = self.workload.images_per_prompt > 1
         return several and family_of(self.model).encoding.mixes
 
+    @property
+    def depends_on_batch(self) -> bool:
+        """Whether an image depends on the other prompts of its call: on their masks, or on the longest of them."""
+        return self.mixes_masks or family_of(self.model).encoding.padded
+
     def _in_blocks(self) -> list[str]:
         """Returns the conflicts of options that would read the blocks of a GGUF file as numbers."""
         if not is_gguf(self.model):

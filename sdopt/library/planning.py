@@ -28,7 +28,7 @@ from sdopt.pipelines.family import class_of
 from sdopt.pipelines.loading import LoadedModel, family_of
 from sdopt.pipelines.loras import lora_layers
 from sdopt.pipelines.parts import casting_hook, denoiser_of, networks_of
-from sdopt.pipelines.sampling import scheduler_like, unread_by, unsuited
+from sdopt.pipelines.sampling import scheduler_like, unread_by, unseeded, unsuited
 from sdopt.pipelines.tasks import task_of
 from sdopt.record.choices import as_choice
 from sdopt.schema import Scheduler, Workload
@@ -76,6 +76,7 @@ def plan_for(
             *variant.undistilled(),
             *unsuited(model.configs["scheduler"], variant.scheduler),
             *unread_by(family_of(model), model.configs["scheduler"], variant.scheduler),
+            *unseeded(family_of(model), model.configs["scheduler"], variant.scheduler),
         ]
     problems += _vaes_to_name(options, model, variant.choices, overrides)
     ctx = _context(pipe, options, model, scheduler)

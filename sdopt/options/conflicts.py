@@ -112,7 +112,7 @@ def untold(ctx: Context, *properties: str) -> list[str]:
         return []
     import diffusers
 
-    cls = getattr(diffusers, family.pipeline)
+    cls = getattr(diffusers, family.pipeline, None)
     lacking = [name for name in properties if not hasattr(cls, name)]
     if not lacking:
         return []

@@ -439,6 +439,8 @@ class PrecomputedEmbeddings(Optimization):
             return [
                 "memory.precomputed_embeddings.max_sequence_length: a UNet's pipeline takes none; leave it out"
             ]
+        if not family_of(ctx.model).encoding.returns:
+            return [f"how {family_of(ctx.model).title} encodes prompts is not known"]
         reasons = self._of_other_length(ctx)
         if not family_of(ctx.model).is_unet and ctx.workload.images_per_prompt != 1:
             reasons.append(

@@ -127,6 +127,7 @@ class Family:
             part "" is the pipeline.
         sampling: `levels` of noise from betas, or a `flow` from noise to image by sigmas.
         schedulers: for a flow, the classes that sample it; for levels, any that has them.
+        seeds_steps: whether its call gives the scheduler the generators of its images, for noise that steps draw.
         unread: keys of those schedulers from which its call doesn't compute a shift, as other pipelines' calls do.
         dtype: the type of the weights that it is published for.
         float16: what half precision does: `fine`, `clipped` (activations are clipped to its range), `overflows` (NaN).
@@ -154,6 +155,7 @@ class Family:
     )
     sampling: Literal["levels", "flow"] = "flow"
     schedulers: tuple[str, ...] = ("FlowMatchEulerDiscreteScheduler",)
+    seeds_steps: bool = False
     unread: tuple[str, ...] = ()
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     float16: Literal["fine", "clipped", "overflows"] = "fine"
@@ -246,6 +248,7 @@ _UNET = Family(
     encoding=Encoding(("prompt_embeds", "negative_prompt_embeds")),
     sampling="levels",
     schedulers=(),
+    seeds_steps=True,
     dtype="float32",
     size=512,
 )
@@ -274,6 +277,7 @@ FAMILIES = (
         encoding=Encoding(_XL_EMBEDDINGS, tokens=(None, None)),
         sampling="levels",
         schedulers=(),
+        seeds_steps=True,
         dtype="float32",
         scale=5.0,
     ),
@@ -291,6 +295,7 @@ FAMILIES = (
         encoding=Encoding(("prompt_embeds", "negative_prompt_embeds")),
         sampling="levels",
         schedulers=(),
+        seeds_steps=True,
         dtype="float32",
         size=512,
     ),
@@ -433,6 +438,7 @@ FAMILIES = (
         latents=Latents(last="callback", multiple=2),
         sampling="levels",
         schedulers=(),
+        seeds_steps=True,
         call={"use_resolution_binning": False},
         steps=20,
         scale=4.5,
@@ -446,6 +452,7 @@ FAMILIES = (
         encoding=Encoding(_MASKED, tokens=(300,), masks="always", mixes=True),
         latents=Latents(kept="float32"),
         schedulers=(_EULER, _HEUN, _UNIPC, _DPM),
+        seeds_steps=True,
         call={"use_resolution_binning": False},
         # Its text encoder and VAE: https://huggingface.co/docs/diffusers/api/pipelines/sana
         float16="overflows",
@@ -521,6 +528,19 @@ def family_named(class_name: str) -> Family:
         if class_name.startswith(family.pipeline.removesuffix("Pipeline"))
     ]
     return max(alike, key=lambda family: len(family.pipeline), default=_UNET)
+
+
+def unknown_transformer(pipeline: str, encoders: tuple[str, ...]) -> Family:
+    """Returns what is known of a kind of pipeline with a transformer that has no row: its name and text encoders."""
+    return Family(
+        pipeline=pipeline,
+        title=pipeline.removesuffix("Pipeline"),
+        encoders=encoders,
+        guidance=Guidance("batched"),
+        encoding=Encoding(()),
+        sampling="levels",
+        seeds_steps=True,
+    )
 
 
 def family_of_class(class_name: str) -> Family | None:

@@ -28,7 +28,12 @@ from sdopt.pipelines.families import (
     name_of_folder,
     predicts_noise,
 )
-from sdopt.pipelines.family import Family, Guidance, family_named
+from sdopt.pipelines.family import (
+    Family,
+    Guidance,
+    family_named,
+    unknown_transformer,
+)
 from sdopt.pipelines.hub import base_folder, hub_folder
 from sdopt.pipelines.parts import Pipeline, cast, place
 from sdopt.pipelines.random_weights import build_pipeline, random_network
@@ -40,6 +45,7 @@ from sdopt.pipelines.sampling import (
     remarks,
     scheduler_like,
     unread_by,
+    unseeded,
     unsuited,
 )
 from sdopt.pipelines.tasks import adapt, pipeline_class
@@ -145,6 +151,7 @@ def sampling_problems(model: Model, scheduler: Scheduler, steps: int = 20) -> li
     return [
         *unsuited(config, scheduler, steps),
         *unread_by(family, config, scheduler),
+        *unseeded(family, config, scheduler),
         *named,
         *_contradicted(model, scheduler),
         *clip_skip_of(model)[1],
@@ -270,8 +277,17 @@ def pipeline_of(model: Model) -> str:
 
 
 def family_of(model: Model) -> Family:
-    """Returns the family of a model; if it is not local, by its name, and Stable Diffusion's of an unknown one."""
-    return family_named(text_to_image(pipeline_of(model)))
+    """Returns the family of a model; if it is not local, by its name, and Stable Diffusion's of an unknown one.
+
+    A program's pipeline with a transformer may be of a kind that sdopt does not know.
+    """
+    name = text_to_image(pipeline_of(model))
+    family = family_named(name)
+    networks = model.networks if isinstance(model, LoadedModel) else {}
+    if family.is_unet and "transformer" in networks:
+        encoders = tuple(part for part in networks if part.startswith("text_encoder"))
+        return unknown_transformer(name, encoders)
+    return family
 
 
 def call_arguments(model: Model) -> dict[str, Any]:

@@ -412,6 +412,34 @@ def unread_by(
     return reasons
 
 
+_DRAWING = {
+    "stochastic_sampling": (_FLOW, (True,), "false"),
+    "algorithm_type": (
+        "DPMSolver",
+        ("sde-dpmsolver", "sde-dpmsolver++"),
+        "dpmsolver++",
+    ),
+}
+"""Keys of schedulers: how the names of these begin, the values with which each step draws noise, and one without."""
+
+
+def unseeded(
+    family: Family, own: Mapping[str, Any], scheduler: Scheduler
+) -> list[str]:
+    """Returns why no seed would decide the noise of a scheduler's steps: diffusers' call gives it no generator."""
+    if family.seeds_steps:
+        return []
+    config = {**own, **scheduler.options}
+    reasons = []
+    for key, (begin, values, instead) in _DRAWING.items():
+        if scheduler.class_name.startswith(begin) and config.get(key) in values:
+            reasons.append(
+                f"scheduler.options.{key}={config[key]}: steps draw noise without a seed, and no image twice, since "
+                f"diffusers' {family.pipeline} gives them no generator: set it to {instead}"
+            )
+    return reasons
+
+
 def _flow_mismatches(
     own: Mapping[str, Any], scheduler: Scheduler, at: str
 ) -> list[str]:

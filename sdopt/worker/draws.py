@@ -116,7 +116,7 @@ def drawing_batch(
         return None
     if wanted is not None:
         return wanted
-    if judged:
+    if judged or any(variant.depends_on_batch for variant in variants):
         return None
     shapes = {variant.shapes[0] for variant in variants}
     if len(shapes) > 1:
@@ -152,12 +152,17 @@ def floor_draws(
 
     `sampling` starts from other noise. `numerical` uses another batch size and number of threads, which changes only
     the order of sums; it comes last, because a larger batch may run out of memory. `threads` are those of timed calls.
+    Where images depend on the batch, the number of threads alone is another.
     """
     first = replace(draw, prompts=draw.prompts[:prompts])
     # If images are drawn in another batch than timed calls use, the floor uses the latter, to measure that change.
     timed = variant.shapes[0].batch_size
     batches = (timed,) if timed != first.batch_size else (4, 2) if timed == 1 else (1,)
     others = max(1, threads // 2) if draw.threads in (None, threads) else threads
+    if variant.depends_on_batch:
+        batches = (first.batch_size,)
+        if others == (draw.threads or threads):
+            others += 1
     draws = {
         "numerical": [
             replace(first, batch_size=size, threads=others) for size in batches

@@ -535,9 +535,6 @@ class PipelineHost:
             if "guidance_scale" in changes:
                 changes[scale] = changes.pop("guidance_scale")
             arguments |= self._assembly.call_kwargs | changes
-            # Z-Image writes into the list that it is given.
-            for name in arguments.keys() & {"prompt", "negative_prompt"}:
-                arguments[name] = list(arguments[name])
             # Copies, so that a call with the same inputs draws the same noise.
             arguments["generator"] = [
                 generator.clone_state() for generator in arguments["generator"]

@@ -13,7 +13,7 @@ from diffusers.models.attention_processor import JointAttnProcessor2_0
 import sdopt
 from sdopt.errors import ConflictError
 from sdopt.pipelines.family import class_of, family_named
-from tests.pipelines.tiny import tiny
+from tests.pipelines.tiny import TINY, bria, tiny
 
 CALL: dict[str, Any] = {"height": 64, "width": 64, "max_sequence_length": 64}
 
@@ -144,3 +144,33 @@ def test_negative_prompts_that_are_encoded_before_are_not_encoded_as_prompts(
     prompts = ["a red circle", "a blue house", "ugly"]
     sdopt.optimize(pipe, *keys, memory="precomputed_embeddings", prompts=prompts)
     assert np.abs(images(pipe, **call) - before).max() < 1e-4
+
+
+def test_a_list_of_prompts_stays_the_callers_in_each_call() -> None:
+    """Z-Image writes each prompt's chat into it, and a second call would encode the chat of a chat."""
+    pipe = tiny("z_image")
+    sdopt.optimize(pipe, attention="math")
+    prompts, negatives = ["a red circle"], ["ugly"]
+    call = {"height": 64, "width": 64, "num_inference_steps": 1}
+    pipe(prompts, negative_prompt=negatives, **call)
+    assert (prompts, negatives) == (["a red circle"], ["ugly"])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        ({"attention": "fused_qkv"}, "cannot fuse the projections of a Bria"),
+        ({"attention": "vanilla"}, "not for Bria, whose denoiser is a transformer"),
+        ({"caching": "tome"}, "not for Bria, whose denoiser is a transformer"),
+        ({"memory": "precomputed_embeddings"}, "how Bria encodes prompts is not known"),
+        ({"memory": "without_t5"}, "Bria runs with all of its text encoders"),
+        ({"lora": "hyper_flux"}, "this model is Bria"),
+    ],
+)
+def test_a_transformer_of_an_unknown_kind_is_not_taken_for_a_unet(
+    monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str], why: str
+) -> None:
+    """Its first call would fail after the text encoders are gone, or run layers of a UNet."""
+    monkeypatch.setitem(TINY, "bria", bria)
+    with pytest.raises(ConflictError, match=why):
+        sdopt.optimize(tiny("bria"), prompts=["a red circle"], **chosen)

@@ -76,7 +76,9 @@ class TestRows:
         if family.guidance.takes_negative:
             assert "negative_prompt" in call
         for name in family.tasks.values():
-            assert hasattr(diffusers, name)
+            drawing: Any = inspect.unwrap(getattr(diffusers, name).__call__)
+            gives = "prepare_extra_step_kwargs" in drawing.__code__.co_names
+            assert gives == family.seeds_steps, "a generator, to its scheduler"
             assert family_of_class(name) is family
             assert text_to_image(name) == family.pipeline
 

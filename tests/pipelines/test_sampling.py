@@ -38,6 +38,7 @@ from sdopt.pipelines.sampling import (
     scheduler_like,
     scheduler_settings,
     unread_by,
+    unseeded,
     unsuited,
 )
 from sdopt.preparation import check_sampling, remarks_on_variants
@@ -548,6 +549,31 @@ def test_a_shift_that_a_pipeline_computes_without_the_scheduler_is_refused(
         chosen = Scheduler(FLOW["_class_name"], {key: value})
         found = unread_by(family_named(family), own_scheduler, chosen)
         assert ["has no effect" in line for line in found] == [True] * told
+
+
+@pytest.mark.parametrize(
+    ("family", "scheduler", "options", "refused"),
+    [
+        ("FluxPipeline", "FlowMatchEuler", {"stochastic_sampling": True}, True),
+        ("FluxPipeline", "FlowMatchEuler", {"stochastic_sampling": False}, False),
+        ("SanaPipeline", "FlowMatchEuler", {"stochastic_sampling": True}, False),
+        (
+            "StableDiffusion3Pipeline",
+            "DPMSolverMultistep",
+            {"algorithm_type": "sde-dpmsolver++"},
+            True,
+        ),
+        ("FluxPipeline", "FlowMatchEuler", {"algorithm_type": "sde-dpmsolver++"}, False),
+    ],
+)
+def test_noise_of_steps_that_no_seed_decides_is_refused(
+    family: str, scheduler: str, options: dict[str, Any], refused: bool
+) -> None:
+    """Each call would draw another image of the same noise."""
+    chosen = Scheduler(f"{scheduler}Scheduler", options)
+    found = unseeded(family_named(family), FLOW, chosen)
+    assert ["without a seed" in line for line in found] == [True] * refused
+    assert unseeded(family_named(family), FLOW | options, replace(chosen, options={})) == found
 
 
 def test_a_distilled_model_with_another_scheduler_is_said(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from sdopt.worker.draws import draw_of, drawing_batch, floor_draws, timed_draw
-from tests.fixtures import Composers
+from tests.fixtures import Composers, Tiny
 
 
 def test_timed_calls_are_given_what_the_quality_pass_draws(composer: Composers) -> None:
@@ -58,6 +58,21 @@ def test_floors_change_the_order_of_computation_or_the_noise(
         [numerical], [sampling] = floors["numerical"], floors["sampling"]
         assert (numerical.batch_size, numerical.threads) == (1, others)
         assert (sampling.batch_size, sampling.threads) == (12, threads)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [("cogview4", []), ("sana", ["workload.images_per_prompt=2"])],
+)
+def test_floors_keep_the_batch_that_images_depend_on(
+    variant_of: Tiny, name: str, overrides: list[str]
+) -> None:
+    """Prompts that fill up others would count as rounding, and images far apart as the same."""
+    variant = variant_of(name, *overrides)
+    assert drawing_batch([variant], None, judged=False) is None
+    for threads, others in ((1, 2), (2, 1), (4, 2)):
+        [draw] = floor_draws(draw_of(variant), variant, 5, threads)["numerical"]
+        assert (draw.batch_size, draw.threads) == (1, others)
 
 
 @pytest.mark.parametrize(
