@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from hydra import initialize_config_dir
 from safetensors.torch import save_file
 
 from sdopt.config.command import CommandLine
+from sdopt.config.composer import HydraComposer
 from sdopt.config.models import _at_path, with_own_models
-from sdopt.config.paths import options_of
+from sdopt.config.paths import CONF, options_of
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, read_json
 from sdopt.pipelines.families import family_of, predicts_noise, settings_of
@@ -241,6 +243,23 @@ class TestLora:
             ]
             assert (Path(lora.path), lora.scale) == (Path(chosen[1][11:-1]), 0.5)
             assert type(lora).__name__.lower() == way
+
+    def test_also_if_a_preset_names_it(self, chosen: list[str], tmp_path: Path) -> None:
+        """Else the baseline that is advised for a LoRA would have the packaged one."""
+        folder = chosen[1][11:-1]
+        (tmp_path / "experiment").mkdir()
+        (tmp_path / "experiment" / "mine.yaml").write_text(
+            "# @package _global_\ndefaults:\n  - override /lora: loaded\n"
+            f"lora:\n  path: {folder}\n  scale: 0.5\n"
+        )
+        own = [f"hydra.searchpath=['file://{tmp_path}']"]
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+            made = HydraComposer(
+                ["experiment=mine", "study.baseline=[lora:fused]"], own
+            )
+            for variant in made.current.study.plan(made).variants:
+                lora: Any = variant.optimizations["lora"]
+                assert (lora.path, lora.scale) == (folder, 0.5)
 
     def test_keys_that_only_the_jobs_way_has_are_left_behind(
         self, composer: Composers, chosen: list[str]
