@@ -19,9 +19,10 @@ from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, read_json
 from sdopt.pipelines.families import family_of, predicts_noise, settings_of
 from sdopt.pipelines.loading import load_pipeline
+from sdopt.preparation import remarks_on_model
 from sdopt.reference import MODEL, TRANSFORMER
 from sdopt.schema import Model, Scheduler, Task
-from tests.fixtures import Composers
+from tests.fixtures import Compose, Composers
 from tests.pipelines.single_file import original_layout
 
 
@@ -113,6 +114,14 @@ class TestChoosing:
         assert variant.model.path == str(file)
         swept = CommandLine.of(["-m", f"model='{file}',emoji,{MODEL}"]).overrides
         assert swept == (f"model='{file}',emoji,'{MODEL}'",)
+
+    def test_a_size_that_a_preset_does_not_find_is_said(self, variant: Compose) -> None:
+        """The option of a folder has that of Stable Diffusion 1.x, whatever lies there."""
+        by_name = variant(f"model={MODEL}")
+        assert remarks_on_model(by_name) == []
+        in_a_preset = replace(by_name, model=replace(by_name.model, size=512))
+        [remark] = remarks_on_model(in_a_preset)
+        assert remark.startswith(f"model.size=512: {MODEL} says 64")
 
     def test_what_is_not_there(self, composer: Composers) -> None:
         for place in ("gone.safetensors", "~nobody-here/mine.safetensors"):
