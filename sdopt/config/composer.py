@@ -32,6 +32,7 @@ from sdopt.config.sections import COMMAND_KEYS, WORK_SECTIONS
 from sdopt.config.typed import typed
 from sdopt.errors import UsageError
 from sdopt.options.base import Optimization
+from sdopt.pipelines.lora_files import USUAL_NAME
 from sdopt.pipelines.prompts import resolve_prompts
 from sdopt.record.choices import (
     NONE,
@@ -415,5 +416,8 @@ def _as_text(changed: Mapping[str, Any]) -> str:
 
 
 def _without_folder(value: Any) -> Any:
-    """Returns the name of a file without its folder, and any other value as it is."""
-    return Path(value).name if isinstance(value, str) else value
+    """Returns the name of a file without its folder, or in the last one if all LoRAs have it; else the value itself."""
+    if not isinstance(value, str):
+        return value
+    path = Path(value)
+    return "/".join(path.parts[-2:]) if path.name == USUAL_NAME else path.name

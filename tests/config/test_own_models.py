@@ -22,6 +22,7 @@ from sdopt.pipelines.loading import load_pipeline
 from sdopt.preparation import remarks_on_model
 from sdopt.reference import MODEL, TRANSFORMER
 from sdopt.schema import Model, Scheduler, Task
+from sdopt.study.designs import credit
 from tests.fixtures import Compose, Composers
 from tests.pipelines.single_file import original_layout
 
@@ -294,6 +295,15 @@ class TestLora:
         assert made == own
         moved: Any = of_distilled.variant("x", [f"lora={other}"]).optimizations["lora"]
         assert moved.path == chosen[1][11:-1]
+
+    def test_checkpoints_of_one_file_name_are_told_apart(
+        self, composer: Composers
+    ) -> None:
+        """As trainers save them: what the two differ in would be nothing."""
+        name = "pytorch_lora_weights.safetensors"
+        made = composer(["lora=loaded", f"lora.path=/runs/500/{name}"])
+        later = made.variant("later", [f"lora.path=/runs/1000/{name}"])
+        assert credit(later, made.variant("first")) == f"lora=loaded(path=1000/{name})"
 
     def test_not_without_one(self, composer: Composers, chosen: list[str]) -> None:
         assert composer(chosen).variant("x", ["lora=none"]).choices["lora"] == "none"
