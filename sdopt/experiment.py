@@ -320,7 +320,9 @@ class Experiment:
                 require_measured(plan, config.gate, config.quality, config.model)
         self.timeline.enter("composing and planning")
         remarks = (
-            *unused_options(config.study, plan, self.composer.chosen()),
+            *unused_options(
+                config.study, plan, self.composer.chosen(), self.composer.changed
+            ),
             *remarks_on_variants(plan.variants, machine),
             *self._remarks(plan.variants),
         )

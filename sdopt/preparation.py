@@ -18,6 +18,7 @@ from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.factory import describe, remember
 from sdopt.pipelines.families import (
     foreign_vae,
+    settings_of_folder,
     titles_of_folder,
     twin_of_folder,
 )
@@ -204,6 +205,8 @@ def remarks_on_model(variant: Variant) -> list[str]:
     titles, name = _titles(model)
     if line := assumed(titles, name):
         lines.append(f"model={model.name}: {line}")
+    if line := _of_another_size(variant):
+        lines.append(line)
     vae = part_config(model, "vae")
     if vae and (line := foreign_vae(pipeline_of(model), vae)):
         lines.append(f"{model.origin}: {line}")
@@ -212,6 +215,21 @@ def remarks_on_model(variant: Variant) -> list[str]:
     if line := _beside_another(model):
         lines.append(f"model.base={model.base}: is not that of {model.path}: {line}")
     return lines
+
+
+_OF_OPTION = ("folder", 512)
+"""The name and the size of the option `model=folder`, where nothing else was found or said."""
+
+
+def _of_another_size(variant: Variant) -> str | None:
+    """Returns a line if images have another size than a folder says: only `model=PATH` finds that, and no preset."""
+    model = variant.model
+    if (model.name, model.size) != _OF_OPTION or variant.workload.size:
+        return None
+    size = settings_of_folder(path_of(model)).get("size", model.size)
+    if size == model.size:
+        return None
+    return f"model.size={model.size}: {model.path} says {size}, which model=PATH on the command line finds"
 
 
 def _beside_another(model: Model) -> str | None:

@@ -32,8 +32,16 @@ from sdopt.config.sections import COMMAND_KEYS, WORK_SECTIONS
 from sdopt.config.typed import typed
 from sdopt.errors import UsageError
 from sdopt.options.base import Optimization
+from sdopt.pipelines.lora_files import USUAL_NAME
 from sdopt.pipelines.prompts import resolve_prompts
-from sdopt.record.choices import NONE, as_choice, as_override, difference, listed
+from sdopt.record.choices import (
+    NONE,
+    as_choice,
+    as_override,
+    difference,
+    listed,
+    written_value,
+)
 from sdopt.schema import THRESHOLDS
 from sdopt.variant import Variant
 
@@ -130,14 +138,10 @@ class HydraComposer:
                 ]
             ) from error
         self._require_shared(name or "candidate", run, edit.overrides)
-        changed: dict[str, Any] = {}
+        changed = self._changed_in(run)
         choices = {}
         for axis, option in run.choices.items():
-            of_option = _changed_fields(
-                _chosen(run, axis), self._as_in_its_file(run, axis)
-            )
-            choices[axis] = option + _as_text(of_option)
-            changed |= {f"{axis}.{key}": value for key, value in of_option.items()}
+            choices[axis] = option + _as_text(changed[axis])
         return Variant(
             name=name
             or listed(difference(choices, self._default.choices))
@@ -154,7 +158,7 @@ class HydraComposer:
             prompts=resolve_prompts(run.workload, run.model),
             pictured=drawn_prompts(run),
             negatives=drawn_negatives(run),
-            changed=changed,
+            changed=_by_key(changed),
             config_dirs=self._compositions.own_folders,
             config=run.recorded,
         )
@@ -167,6 +171,11 @@ class HydraComposer:
             for axis, option in changed.items()
             if axis in self.current.optimizations
         ]
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The keys of the job's options that have other values than in their files, by full name."""
+        return _by_key(self._changed_in(self.current))
 
     def without(self, option: str) -> str:
         """Returns the override that takes an option back; see `sdopt.study.designs.Composer`."""
@@ -237,9 +246,10 @@ class HydraComposer:
         if has_a_file and chosen != self.current.choices.get(_LORA):
             return []
         keys = []
-        for override in self._overrides:
-            if _is_of_lora(override) and key_of(override).partition(".")[2] in option:
-                keys.append(override)
+        # A preset may have set them, too.
+        for name, value in self._changed_in(self.current)[_LORA].items():
+            if name in option:
+                keys.append(f"{_LORA}.{name}={written_value(value)}")
         return keys
 
     def _groups(self) -> set[str]:
@@ -261,6 +271,14 @@ class HydraComposer:
             for group in sorted(self._groups())
             if has_default(group)
         ]
+
+    def _changed_in(self, run: RunConfig) -> dict[str, dict[str, Any]]:
+        """Returns by axis the keys of an option that have other values than in its file."""
+        changed = {}
+        for axis in run.choices:
+            own = self._as_in_its_file(run, axis)
+            changed[axis] = _changed_fields(_chosen(run, axis), own)
+        return changed
 
     def _as_in_its_file(self, run: RunConfig, axis: str) -> Any:
         """Returns the option of an axis without the keys that a job or a variant has changed."""
@@ -378,6 +396,15 @@ def _changed_fields(option: Any, asis: Any) -> dict[str, Any]:
     return {name: value for name, (value, usual) in pairs.items() if value != usual}
 
 
+def _by_key(changed: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the keys of options by their full names."""
+    keys = {}
+    for axis, fields_of_axis in changed.items():
+        for name, value in fields_of_axis.items():
+            keys[f"{axis}.{name}"] = value
+    return keys
+
+
 def _as_text(changed: Mapping[str, Any]) -> str:
     """Returns changed fields as a choice names them, as in `(mode=max-autotune)`."""
     shown = []
@@ -389,5 +416,8 @@ def _as_text(changed: Mapping[str, Any]) -> str:
 
 
 def _without_folder(value: Any) -> Any:
-    """Returns the name of a file without its folder, and any other value as it is."""
-    return Path(value).name if isinstance(value, str) else value
+    """Returns the name of a file without its folder, or in the last one if all LoRAs have it; else the value itself."""
+    if not isinstance(value, str):
+        return value
+    path = Path(value)
+    return "/".join(path.parts[-2:]) if path.name == USUAL_NAME else path.name

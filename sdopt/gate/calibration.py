@@ -6,7 +6,6 @@ as shares of that spread.
 """
 
 import json
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,12 +14,13 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sdopt.contract import Contract
-from sdopt.errors import UnavailableError, UsageError
+from sdopt.errors import UnavailableError, UsageError, command_line
+from sdopt.record.choices import written_value
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.scores import Spread
-from sdopt.schema import Gate, Model, Rule, Task
+from sdopt.schema import Gate, Model, Rule, Scheduler, Task
 from sdopt.statistics.bounds import MINIMUM_PROMPTS
 from sdopt.statistics.measures import is_of_images
 from sdopt.text_files import read_text
@@ -291,9 +291,7 @@ def _shipped(config: RecordedConfig) -> list[Calibration]:
 
 def how_to_calibrate(config: RecordedConfig) -> str:
     """Returns how to get a calibration that fits a study."""
-    command = shlex.join(
-        ["sdopt", "calibrate", *_overrides(config), "--output", "own.json"]
-    )
+    command = command_line("calibrate", *_overrides(config), "--output", "own.json")
     return f"run `{command}` and judge with gate.calibration=own.json"
 
 
@@ -304,7 +302,8 @@ def _overrides(config: RecordedConfig) -> Iterator[str]:
         yield f"task={config.task.kind}"
         for key, value in asdict(config.task).items():
             if key != "kind" and value is not None:
-                yield f"task.{key}={value}"
+                yield f"task.{key}={written_value(value)}"
+    yield from _scheduler_words(config.scheduler)
     for key, value in work_of(config).items():
         if "." not in key:
             yield f"workload.{key}={value}"
@@ -322,6 +321,15 @@ def _model_words(model: Model) -> Iterator[str]:
         value = getattr(model, key)
         if value is not None:
             yield f"model.{key}={value}"
+
+
+def _scheduler_words(scheduler: Scheduler) -> Iterator[str]:
+    if scheduler.class_name != Scheduler.class_name:
+        yield f"scheduler.class_name={scheduler.class_name}"
+    for key, value in scheduler.options.items():
+        yield f"+scheduler.options.{key}={written_value(value)}"
+    if scheduler.timesteps is not None:
+        yield f"scheduler.timesteps={written_value(scheduler.timesteps)}"
 
 
 FROM_FOLDERS = (

@@ -103,8 +103,8 @@ def measured(
         planned = composer.variant(row.name)
     _require_no_code(row.name, planned.functions)
     changed = {group_of(key_of(change)) for change in changes}
-    if changed <= _SAME_FILES:
-        _warn_of_other_files(row, planned)
+    if "model" not in changed:
+        _warn_of_other_files(row, planned, changed <= _SAME_FILES)
         _warn_of_other_settings(row, planned, changed)
     return planned
 
@@ -120,11 +120,16 @@ _FILES = {
 """What a variant is loaded from, by the name of its digest."""
 
 
-def _warn_of_other_files(row: VariantResult, planned: Variant) -> None:
-    """Warns of files that are others than those measured, as of a model that was trained again under its old name."""
+def _warn_of_other_files(
+    row: VariantResult, planned: Variant, same_options: bool
+) -> None:
+    """Warns of files that are others than those measured, as of a model that was trained again under its old name.
+
+    Where the caller has not the `same_options`, their files are meant to be others.
+    """
     changed = changed_inputs(planned, row.inputs, of_model)
     for name, what in _FILES.items():
-        if name in changed:
+        if name in changed and (same_options or name == "model"):
             text = f"variant={row.name}: not {what} that were measured: images and times may be others"
             warnings.warn(text, UserWarning, stacklevel=3)
 

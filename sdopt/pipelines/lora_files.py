@@ -27,7 +27,7 @@ ALPHA = ".alpha"
 
 BIAS = ".lora_B.bias"
 
-_USUAL_NAME = "pytorch_lora_weights.safetensors"
+USUAL_NAME = "pytorch_lora_weights.safetensors"
 """The name under which diffusers saves a LoRA, and which it looks for if none is given."""
 
 
@@ -41,7 +41,7 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
         UsageError: the file does not exist, or is not a safetensors file.
     """
     if path is not None and is_on_hub(path):
-        name = weight_name or _USUAL_NAME
+        name = weight_name or USUAL_NAME
         at = f"lora.path={path}" + ("" if weight_name else " without lora.weight_name")
         if not name.endswith(".safetensors"):
             raise UsageError(
@@ -54,12 +54,8 @@ def lora_file(path: str | None, weight_name: str | None, fetch: bool = False) ->
         raise UsageError(
             f"lora.weight_name={weight_name}: only applies to a folder or a repository; lora.path is a file"
         )
-    if (
-        path is not None
-        and weight_name is None
-        and (path_given / _USUAL_NAME).is_file()
-    ):
-        weight_name = _USUAL_NAME
+    if path is not None and weight_name is None and (path_given / USUAL_NAME).is_file():
+        weight_name = USUAL_NAME
     if path_given.is_dir() and weight_name is None:
         names = ", ".join(
             sorted(file.name for file in path_given.glob("*.safetensors"))

@@ -222,7 +222,7 @@ def remarks_on_prompts(workload: Workload, model: Model) -> list[str]:
             f"{at}: not used: {', '.join(source.unused)}; seeds, steps, sizes and the like are keys of the workload, "
             "the same for all prompts"
         )
-    if len(chosen) < len(source.prompts):
+    if workload.prompts != "packaged" and len(chosen) < len(source.prompts):
         lines.append(
             f"{at}: {len(chosen)} of its {len(source.prompts)} prompts are used; workload.prompt_count (for images, "
             "quality.prompt_count) says how many"

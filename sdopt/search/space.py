@@ -174,9 +174,7 @@ class Space:
         if reasons := composed.conflicts(self.device):
             return reasons
         assert isinstance(baseline, Variant)
-        same_options = composed.choices == baseline.choices
-        same_work = composed.work == baseline.work
-        if same_options and same_work and composed.hardware == baseline.hardware:
+        if composed.config == baseline.config:
             return None
         words = ", ".join(override.lstrip("+") for override in overrides)
         name = re.sub("['\"]", "", words)

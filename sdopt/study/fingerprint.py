@@ -53,8 +53,7 @@ def inputs_of(variant: Variant, model: Callable[[Model], str]) -> dict[str, str]
         files["parts"] = variant.files(fetch=False)
     if variant.workload.latents is not None:
         files["latents"] = [Path(variant.workload.latents).expanduser()]
-    prompts = [*variant.prompts, *variant.pictured, *variant.negatives]
-    inputs = {"model": model(variant.model), _PROMPTS: of_prompts(prompts)}
+    inputs = {"model": model(variant.model), _PROMPTS: of_prompts(variant)}
     for name, paths in files.items():
         if paths:
             inputs[name] = _digest(_content(path, state_of(path)) for path in paths)
@@ -87,8 +86,14 @@ def code() -> str:
     return _digest(file.read_bytes() for file in files)
 
 
-def of_prompts(prompts: Iterable[str]) -> str:
-    """Returns a digest of prompts: those of the timed calls, then those that are drawn, then the negative ones."""
+def of_prompts(variant: Variant, count: int | None = None) -> str:
+    """Returns a digest of prompts: those of the timed calls, then those that are drawn, then the negative ones.
+
+    `count` is how many are drawn; None stands for all.
+    """
+    drawn = variant.pictured[:count]
+    negatives = variant.negatives[: max(len(variant.prompts), len(drawn))]
+    prompts = (*variant.prompts, *drawn, *negatives)
     return _digest(prompt.encode() for prompt in prompts)
 
 

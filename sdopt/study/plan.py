@@ -6,12 +6,13 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from itertools import chain
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
@@ -43,6 +44,8 @@ from sdopt.worker.machine import Machine
 
 _VARIABLES = (
     "ATEN_CPU_CAPABILITY",
+    "CACHE_DIT_ATTN_BACKEND",
+    "CACHE_DIT_EPILOGUE_PROLOGUE_FUSION",
     "CUBLASLT_WORKSPACE_SIZE",
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -94,6 +97,13 @@ _VARIABLES = (
     "PYTORCH_TUNABLEOP_ENABLED",
     "PYTORCH_TUNABLEOP_TUNING",
     "ROCBLAS_USE_HIPBLASLT",
+    "SDNQ_ALLOW_FP8_MM",
+    "SDNQ_DTYPE",
+    "SDNQ_INFERENCE_CONTEXT",
+    "SDNQ_TRITON_MM_USE_FP16_ACCUM",
+    "SDNQ_USE_CONTIGUOUS_MM",
+    "SDNQ_USE_TENSORWISE_FP8_MM",
+    "SDNQ_USE_TRITON_MM",
     "THP_MEM_ALLOC_ENABLE",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "TORCH_BLAS_PREFER_CUBLASLT",
@@ -145,22 +155,29 @@ _PACKAGES = (
 _LOGS_BYTES = 4 * 2**20
 
 
-def unused_options(design: Design, plan: Plan, chosen: Sequence[str]) -> list[str]:
-    """Returns remarks on options that a job chose and no variant of a plan has, since its design begins without any.
+def unused_options(
+    design: Design, plan: Plan, chosen: Sequence[str], changed: Mapping[str, Any]
+) -> list[str]:
+    """Returns remarks on what a job chose and no variant of a plan has, since its design begins without any option.
 
-    `chosen` are those options, as `Composer.chosen` lists them.
+    `chosen` are its options, as `Composer.chosen` lists them, and `changed` the keys of options that it set.
     """
     if not design.drops_choices:
         return []
     used: set[str] = set()
+    idle = dict(changed)
     for variant in plan.variants:
         for axis, option in variant.choices.items():
             used.add(as_choice(axis, option_name(option)))
+        for key, value in variant.changed.items():
+            if key in idle and idle[key] == value:
+                del idle[key]
+    unused = [option for option in chosen if option not in used]
+    unused += [f"{key}={value}" for key, value in idle.items()]
     return [
         f"{option}: no variant has it, since this design adds study.options to a baseline without any; "
         "study=explicit keeps what the command chooses"
-        for option in chosen
-        if option not in used
+        for option in unused
     ]
 
 

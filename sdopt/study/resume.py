@@ -249,11 +249,10 @@ def _differences(
             for difference in _between(*configs, changeable):
                 yield f"{old.name}: {difference}"
         # With more prompts, the first ones must be those drawn before.
-        variant = variants[old.name]
-        first = variant.pictured[: previous.config.quality.prompt_count]
         inputs = dict(new.inputs)
         if "prompts" in old.inputs:
-            inputs["prompts"] = of_prompts([*variant.prompts, *first])
+            count = previous.config.quality.prompt_count
+            inputs["prompts"] = of_prompts(variants[old.name], count)
         for difference in _between(old.inputs, inputs):
             yield f"{old.name}: the contents of its {difference}"
     if _edges(previous) != _edges(fresh):

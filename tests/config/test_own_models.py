@@ -8,18 +8,22 @@ from typing import Any
 
 import pytest
 import torch
+from hydra import initialize_config_dir
 from safetensors.torch import save_file
 
 from sdopt.config.command import CommandLine
+from sdopt.config.composer import HydraComposer
 from sdopt.config.models import _at_path, with_own_models
-from sdopt.config.paths import options_of
+from sdopt.config.paths import CONF, options_of
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, read_json
 from sdopt.pipelines.families import family_of, predicts_noise, settings_of
 from sdopt.pipelines.loading import load_pipeline
+from sdopt.preparation import remarks_on_model
 from sdopt.reference import MODEL, TRANSFORMER
 from sdopt.schema import Model, Scheduler, Task
-from tests.fixtures import Composers
+from sdopt.study.designs import credit
+from tests.fixtures import Compose, Composers
 from tests.pipelines.single_file import original_layout
 
 
@@ -111,6 +115,14 @@ class TestChoosing:
         assert variant.model.path == str(file)
         swept = CommandLine.of(["-m", f"model='{file}',emoji,{MODEL}"]).overrides
         assert swept == (f"model='{file}',emoji,'{MODEL}'",)
+
+    def test_a_size_that_a_preset_does_not_find_is_said(self, variant: Compose) -> None:
+        """The option of a folder has that of Stable Diffusion 1.x, whatever lies there."""
+        by_name = variant(f"model={MODEL}")
+        assert remarks_on_model(by_name) == []
+        in_a_preset = replace(by_name, model=replace(by_name.model, size=512))
+        [remark] = remarks_on_model(in_a_preset)
+        assert remark.startswith(f"model.size=512: {MODEL} says 64")
 
     def test_what_is_not_there(self, composer: Composers) -> None:
         for place in ("gone.safetensors", "~nobody-here/mine.safetensors"):
@@ -242,6 +254,23 @@ class TestLora:
             assert (Path(lora.path), lora.scale) == (Path(chosen[1][11:-1]), 0.5)
             assert type(lora).__name__.lower() == way
 
+    def test_also_if_a_preset_names_it(self, chosen: list[str], tmp_path: Path) -> None:
+        """Else the baseline that is advised for a LoRA would have the packaged one."""
+        folder = chosen[1][11:-1]
+        (tmp_path / "experiment").mkdir()
+        (tmp_path / "experiment" / "mine.yaml").write_text(
+            "# @package _global_\ndefaults:\n  - override /lora: loaded\n"
+            f"lora:\n  path: {folder}\n  scale: 0.5\n"
+        )
+        own = [f"hydra.searchpath=['file://{tmp_path}']"]
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+            made = HydraComposer(
+                ["experiment=mine", "study.baseline=[lora:fused]"], own
+            )
+            for variant in made.current.study.plan(made).variants:
+                lora: Any = variant.optimizations["lora"]
+                assert (lora.path, lora.scale) == (folder, 0.5)
+
     def test_keys_that_only_the_jobs_way_has_are_left_behind(
         self, composer: Composers, chosen: list[str]
     ) -> None:
@@ -266,6 +295,15 @@ class TestLora:
         assert made == own
         moved: Any = of_distilled.variant("x", [f"lora={other}"]).optimizations["lora"]
         assert moved.path == chosen[1][11:-1]
+
+    def test_checkpoints_of_one_file_name_are_told_apart(
+        self, composer: Composers
+    ) -> None:
+        """As trainers save them: what the two differ in would be nothing."""
+        name = "pytorch_lora_weights.safetensors"
+        made = composer(["lora=loaded", f"lora.path=/runs/500/{name}"])
+        later = made.variant("later", [f"lora.path=/runs/1000/{name}"])
+        assert credit(later, made.variant("first")) == f"lora=loaded(path=1000/{name})"
 
     def test_not_without_one(self, composer: Composers, chosen: list[str]) -> None:
         assert composer(chosen).variant("x", ["lora=none"]).choices["lora"] == "none"

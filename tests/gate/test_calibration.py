@@ -1,7 +1,9 @@
 """Calibrations: of the weights that come with sdopt, and applied to the work that they were measured with."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
+from shutil import copy
 
 import pytest
 
@@ -13,14 +15,17 @@ from sdopt.gate.calibration import (
     Fit,
     calibration_for,
     fit_of,
+    how_to_calibrate,
     read_calibration,
     remarks_on_calibration,
+    work_of,
 )
 from sdopt.gate.judge import judge
 from sdopt.quality.features import feature_extractor
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import read_result
 from sdopt.record.scores import Score
+from sdopt.reference import MODEL
 from sdopt.schema import Gate, Model, Quality, Rule, Scheduler, Task, Workload
 from sdopt.study.fingerprint import of_model
 from tests.gate.test_judge import study, variant
@@ -131,8 +136,33 @@ def test_the_command_that_measures_another_one_names_the_weights_and_the_feature
     other = config(steps=4, model=own, quality=Quality(features=["clip:/clip"]))
     why = fit_of(PACKAGED["emoji-25"], other, named=False).refusal
     work = "workload.steps=4 workload.guidance_scale=4.5 workload.size=64"
-    words = f"'model=/my models/sd' {work} 'quality.features=[clip:/clip]'"
+    words = f"model='/my models/sd' {work} quality.features='[clip:/clip]'"
     assert f"`sdopt calibrate {words} --output own.json`" in why
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["scheduler=dpmpp_2m_karras"],
+        ["scheduler=ays", "workload.steps=10"],
+        ["scheduler=euler", "+scheduler.options.timestep_spacing=trailing"],
+        ["model=emoji_dit", "scheduler=flow_heun"],
+        ["task=img2img", "task.strength=0.5"],
+        ["task=img2img", "task.image='{}'"],
+    ],
+)
+def test_that_command_measures_the_work_of_the_study(
+    words: list[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "a photo, (mine).png"
+    copy(MODEL.parent / "inputs" / "image.webp", picture)
+    with composer_of([word.format(picture) for word in words]) as composer:
+        asked = composer.current.recorded
+    command = how_to_calibrate(asked).split("`")[1]
+    with composer_of(shlex.split(command)[2:-2]) as composer:
+        again = composer.current.recorded
+    assert work_of(again) == work_of(asked)
+    assert again.scheduler.timesteps == asked.scheduler.timesteps
 
 
 @pytest.mark.parametrize("name", ["/x", "../calibrations/emoji", "emo*"])

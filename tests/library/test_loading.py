@@ -105,10 +105,11 @@ def test_other_files_than_those_measured_are_said(
     """A model may have been trained again under its old name."""
     result.variant("bfloat16").inputs["model"] = "0123456789abcdef"
     write_result(result, tmp_path)
-    with pytest.warns(
-        UserWarning, match="variant=bfloat16: not the model's files that were measured"
-    ):
+    said = "variant=bfloat16: not the model's files that were measured"
+    with pytest.warns(UserWarning, match=said):
         sdopt.load(tmp_path, "bfloat16")
+    with pytest.warns(UserWarning, match=said):
+        measured(tmp_path, "bfloat16", ["layout=channels_last"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sdopt.load(tmp_path, "baseline")
@@ -124,8 +125,9 @@ def test_other_settings_than_those_measured_are_said(
     row.config = replace(row.config, workload=more)
     write_result(result, tmp_path)
     said = f"not the settings that were measured: workload.steps was {steps + 3} and is {steps}"
-    with pytest.warns(UserWarning, match=said):
-        measured(tmp_path, "bfloat16")
+    for changes in ([], ["layout=channels_last"]):
+        with pytest.warns(UserWarning, match=said):
+            measured(tmp_path, "bfloat16", changes)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         measured(tmp_path, "bfloat16", ["workload.batch_size=2"])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sdopt.errors import UsageError
 from sdopt.hardware.cards import CPU_BFLOAT16
 from sdopt.hardware.device import Device
 from sdopt.pipelines.catalog import PACKAGED
+from sdopt.reference import LORAS
 from sdopt.search.config import search_config
 from sdopt.search.findings import CandidateFinding
 from sdopt.search.space import Combination, Space, Variable
@@ -120,6 +122,21 @@ class TestSpace:
             assert [
                 space.compiles({"compiler": option}) for option in ("eager", "trace")
             ] == [False, False]
+
+    def test_two_files_of_one_name_are_two(self, tmp_path: Path) -> None:
+        """Trainers save each checkpoint of a LoRA under the same name."""
+        name = "pytorch_lora_weights.safetensors"
+        files = [tmp_path / folder / name for folder in ("500", "1000")]
+        for file, style in zip(files, ("fxemoji", "high_contrast"), strict=True):
+            file.parent.mkdir()
+            copy(LORAS / f"{style}.safetensors", file)
+        first, second = map(str, files)
+        config = search_config([f"search.keys={{lora.path: ['{first}','{second}']}}"])
+        with composer_of(["lora=fused", f"lora.path='{first}'"]) as given:
+            points = list(Space.of(config, given, CPU).points())
+            found = [Space.of(config, given, CPU).candidate(point) for point in points]
+        assert found[0] is None
+        assert isinstance(found[1], Combination)
 
     def test_of_a_group_has_the_users_own_options(self, tmp_path: Path) -> None:
         (tmp_path / "layout").mkdir()

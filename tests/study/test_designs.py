@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sdopt.config.composer import HydraComposer
 from sdopt.config.paths import options_of
 from sdopt.errors import UsageError
 from sdopt.record.choices import difference
@@ -14,7 +15,7 @@ from sdopt.report.header import _planned_variants, header_of
 from sdopt.report.notes import caveats_of, lora_apart
 from sdopt.schema import Edge
 from sdopt.statistics.summary import summary_of
-from sdopt.study.designs import BASELINE, Plan
+from sdopt.study.designs import BASELINE, Design, Plan
 from sdopt.study.plan import plan_result, unused_options
 from sdopt.variant import Variant
 from sdopt.worker.machine import Machine
@@ -246,6 +247,12 @@ def test_a_choice_that_only_the_reference_has_is_none() -> None:
     }
 
 
+def said_of(made: HydraComposer, design: Design) -> list[str]:
+    """What of a job its design leaves out, as that is said."""
+    found = unused_options(design, design.plan(made), made.chosen(), made.changed)
+    return [remark.partition(": no variant")[0] for remark in found]
+
+
 class TestOneAtATime:
     def test_each_option_alone_on_the_baseline(self, composer: Composers) -> None:
         """Those that the job chose are left out, also where options combine; its workload stays."""
@@ -286,9 +293,25 @@ class TestOneAtATime:
         job = ("precision=bf16", "lora=fused")
         made = composer([*job, *f"study={study}".split()])
         design = made.current.study
-        found = unused_options(design, design.plan(made), made.chosen())
-        said = [remark.partition(":")[0] for remark in found]
-        assert said == (list(job) if left_out else [])
+        assert said_of(made, design) == (list(job) if left_out else [])
+
+    @pytest.mark.parametrize(
+        ("study", "left_out"),
+        [
+            ("one_at_a_time study.options=[caching,memory]", [0, 1]),
+            ("factorial study.options=[caching:deepcache,memory:vae_tiling]", [0, 1]),
+            ("cumulative study.options=[caching:deepcache,caching.interval:5]", [1]),
+        ],
+    )
+    def test_so_is_a_key_that_no_variant_has(
+        self, composer: Composers, study: str, left_out: list[int]
+    ) -> None:
+        """An option that is added has the keys of its file."""
+        keys = ["caching.interval=5", "memory.vae_tiling.tile_size=128"]
+        job = ["caching=deepcache", "memory=[vae_tiling]", *keys]
+        made = composer([*job, *f"study={study}".split()])
+        said = [line for line in said_of(made, made.current.study) if "." in line]
+        assert said == [keys[number] for number in left_out]
 
     def test_a_group_is_all_of_its_options(self, composer: Composers) -> None:
         found = plan(

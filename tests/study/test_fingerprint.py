@@ -299,6 +299,7 @@ def test_threads_that_pytorch_chooses_are_recorded(
         "MIOPEN_FIND_ENFORCE",
         "MIOPEN_FIND_MODE",
         "OMP_THREAD_LIMIT",
+        "SDNQ_TRITON_MM_USE_FP16_ACCUM",
         "ONEDNN_DEFAULT_FPMATH_MODE",
         "OPENBLAS_NUM_THREADS",
         "PYTHONMALLOC",

@@ -120,13 +120,14 @@ class TestKilled:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A cumulative study of three steps, whole."""
+    """A cumulative study of three steps with a negative prompt, whole."""
     return sdopt(
         tmp_path_factory.mktemp("whole"),
         *(
             "run",
             *SMOKE,
             "workload.steps=1",
+            "workload.negative_prompt=grey",
             "protocol.stage_calls=0",
             "study=cumulative",
         ),
@@ -349,6 +350,7 @@ class TestExtended:
         study = [
             *SMOKE,
             "workload.steps=1",
+            "workload.negative_prompt=grey",
             "protocol.stage_calls=0",
             "grad_mode=inference_mode",
         ]

@@ -35,7 +35,7 @@ from sdopt.report.columns import tracked_metrics, tracked_tags
 from sdopt.report.markdown import written
 from sdopt.schema import Tracking
 from sdopt.scratch import scratch_folder
-from sdopt.study.plan import require_same_task
+from sdopt.study.plan import require_same_task, unused_options
 from sdopt.tracking import client
 from sdopt.tracking.client import NOTE, ROLE, TrackedRun
 from sdopt.tracking.contents import (
@@ -105,6 +105,9 @@ def run(
             others if preset else [BATCHES, *others], config_dir
         ) as composer:
             chosen, plan = composer.current, composer.current.study.plan(composer)
+            print_problems(
+                unused_options(chosen.study, plan, composer.chosen(), composer.changed)
+            )
         require_same_task(plan)
         tracking, record.price_per_hour = (
             chosen.tracking,

@@ -19,9 +19,11 @@ from tests.fixtures import Composers
     ],
 )
 def test_other_images_are_refused_before_anything_is_served(
-    option: str, said: str
+    option: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """What a design leaves out is said, too: rows of float32 would be read as those of bfloat16."""
     words = [
+        "precision=bf16",
         "study=one_at_a_time",
         f"study.options=[{option}]",
         "tracking=none",
@@ -29,6 +31,7 @@ def test_other_images_are_refused_before_anything_is_served(
     ]
     with pytest.raises(UsageError, match=said):
         run(words, None, None, print)  # type: ignore[arg-type]  # nothing is started
+    assert "precision=bf16: no variant has it" in capsys.readouterr().err
 
 
 def record_of(chosen: list[str], unlike: list[str]) -> LoadRecord:
