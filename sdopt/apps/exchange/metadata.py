@@ -81,15 +81,29 @@ def _of_texts(texts: "Texts") -> Origin | None:
 
 
 def _with_graph(origin: Origin, graph: Mapping[str, Any]) -> Origin:
-    """Returns an origin with what a graph beside it says: nodes that save as A1111 does tell less than their graph."""
+    """Returns an origin with what a graph beside it says.
+
+    Nodes that save as A1111 does tell less than their graph, and where nobody joins them to it, what they have by
+    themselves: a seed of 0, 20 steps, an unknown prompt.
+    """
     if not graph:
         return origin
-    settings = {**settings_of(facts_of_graph(graph)), **origin.settings}
+    queued = origin_from("ComfyUI", facts_of_graph(graph))
+    settings = {**origin.settings, **queued.settings}
     others = {**origin.others, **others_of_graph(graph)}
-    joined = replace(origin, settings=settings, others=others, wiring=wiring_of(graph))
+    seed = origin.seed if queued.seed is None else queued.seed
+    joined = replace(
+        origin, settings=settings, others=others, seed=seed, wiring=wiring_of(graph)
+    )
+    if origin.prompt in _UNTOLD and queued.prompt is not None:
+        joined = replace(joined, prompt=queued.prompt, negative=queued.negative)
     if origin.program in WEB_UIS:
         return replace(joined, program="ComfyUI", version="")
     return joined
+
+
+_UNTOLD = (None, "", "unknown")
+"""Prompts of nodes that save images and were told none."""
 
 
 def _of_file(text: str) -> Origin | None:
@@ -128,7 +142,11 @@ def origin_from(program: str, values: Mapping[str, Any]) -> Origin:
     if isinstance(prompt, str):
         prompt, tags = _without_tags(prompt)
         if tags:
-            settings["LoRA"] = settings_of({"lora": tags})["LoRA"]
+            settings["LoRA"] = _with_tagged(settings.get("LoRA", ""), tags)
+    skipped = settings.get("clip skip", "")
+    if program in _OF_SCRIPTS and skipped.isdigit():
+        # diffusers counts the layers that are left out; of others, 1 is the last one.
+        settings["clip skip"] = str(int(skipped) + 1)
     return Origin(
         program,
         prompt if isinstance(prompt, str) else None,
@@ -180,6 +198,16 @@ def _without_tags(prompt: str) -> tuple[str, list[dict[str, str]]]:
     for name, arguments in _TAG.findall(prompt):
         loras.append({"name": name, "weight": _weight_of(arguments)})
     return _TAG.sub("", prompt).strip(" \n,"), loras
+
+
+def _with_tagged(listed: str, tags: list[dict[str, str]]) -> str:
+    """Returns the LoRAs that a program lists, and those that tags load, of which it may list some as well."""
+    loras = listed.split(", ") if listed else []
+    names = [lora.partition(":")[0] for lora in loras]
+    for lora in settings_of({"lora": tags})["LoRA"].split(", "):
+        if lora.partition(":")[0] not in names:
+            loras.append(lora)
+    return ", ".join(sorted(loras))
 
 
 _NETWORKS = ("te", "unet", "dyn")
@@ -396,6 +424,7 @@ def _swarm(whole: Mapping[str, Any]) -> dict[str, Any]:
         weights = weights.split(",")
     if isinstance(loras, list) and isinstance(weights, list):
         loras = _weighted(loras, weights)
+        weights = None
     models: list[Any] = []
     others: list[Any] = []
     for file in _dicts(whole.get("sui_models")):
@@ -404,7 +433,7 @@ def _swarm(whole: Mapping[str, Any]) -> dict[str, Any]:
         else:
             others.append(file)
     digests = {"model_file": _hashes(models), "lora_hashes": _hashes(others)}
-    return {**values, "loras": loras, **digests}
+    return {**values, "loras": loras, "loraweights": weights, **digests}
 
 
 def _weighted(names: list[Any], weights: list[Any]) -> list[dict[str, Any]]:
@@ -472,8 +501,8 @@ def _mflux(values: Mapping[str, Any]) -> dict[str, Any]:
     files = others.pop("lora_paths", None)
     weights = others.pop("lora_scales", None)
     loras = []
-    if isinstance(files, list) and isinstance(weights, list):
-        loras = _weighted(files, weights)
+    if isinstance(files, list):
+        loras = _weighted(files, weights or [1] * len(files))
     return {**others, "version": values["mflux_version"], "loras": loras}
 
 
@@ -562,12 +591,25 @@ def _web_ui(texts: Texts) -> Origin | None:
         for line in (settings, further):
             for key, value in _ENTRY.findall(line):
                 entries.setdefault(key.strip(), value.strip().strip('"'))
-        if calls := re.fullmatch(r"\d+x(\d+)", entries.get("Batch", "")):  # SD.Next
-            entries.setdefault("Batch size", calls[1])
+        if entries.get("App") == "SD.Next":
+            entries = _sdnext(entries)
         asked = {"prompt": prompt.strip(), "negative_prompt": negative.strip()}
-        further_values = {**_weights_of(entries), **_beyond_line(json_object(whole))}
+        weights = _weights_of(entries)
+        if _TAG.search(prompt):
+            weights.pop("lora", None)
+        further_values = {**weights, **_beyond_line(json_object(whole))}
         return origin_from(_fork(entries), {**entries, **further_values, **asked})
     return None
+
+
+def _sdnext(entries: dict[str, str]) -> dict[str, str]:
+    """Returns SD.Next's settings as others name theirs; it leaves out its usual sampler, and has no order of passes."""
+    named = {"Sampler": "unnamed", **entries}
+    if calls := re.fullmatch(r"\d+x(\d+)", entries.get("Batch", "")):
+        named.setdefault("Batch size", calls[1])
+    if "Operations" in entries:
+        named["Operations"] = "; ".join(sorted(entries["Operations"].split("; ")))
+    return named
 
 
 _ON_THE_LINE = frozenset((
@@ -687,7 +729,7 @@ def _chunks(texts: Texts) -> Origin | None:
     if "flux:seed" in texts:
         values = {"seed": texts["flux:seed"], "model": texts.get("flux:model")}
         return origin_from("iris", values)
-    if not {"seed", "prompt"} <= texts.keys():
+    if "seed" not in texts or not ("prompt" in texts or settings_of(texts)):
         return None
     program = "a script"
     values = {}
@@ -711,6 +753,15 @@ def _listed(text: str) -> Origin | None:
     return _chunks(lines)
 
 
+def _json_elsewhere(texts: Texts) -> Origin | None:
+    """Reads JSON in a chunk of any name, as small programs and scripts leave it."""
+    for text in texts.values():
+        origin = _of_json(json_object(text))
+        if origin is not None:
+            return origin
+    return None
+
+
 _READERS: tuple[Callable[[Texts], Origin | None], ...] = (
     _invokeai,
     _dream,
@@ -718,4 +769,5 @@ _READERS: tuple[Callable[[Texts], Origin | None], ...] = (
     _web_ui,
     _comfyui,
     _chunks,
+    _json_elsewhere,
 )

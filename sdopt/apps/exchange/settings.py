@@ -119,6 +119,14 @@ _WEIGHED = re.compile(r":\s*(te -?[\d.]+ unet )?-?[\d.]+\s*$")
 """How the weights of a LoRA end its entry in a list: one, or one for each network."""
 
 
+_NAMES_OF_LORAS = (
+    *("model", "lora", "name", "lora_name", "adapter_name"),
+    *("file", "filename", "path"),
+)
+
+_WEIGHTS = ("weight", "strength", "scale", "multiplier", "strength_model")
+
+
 def _loras(value: Any) -> str:
     """Returns names and weights of LoRAs, sorted, from the forms in which programs list them."""
     entries = value if isinstance(value, list) else str(value).split(",")
@@ -127,8 +135,9 @@ def _loras(value: Any) -> str:
         file: Any = entry
         weight: Any = 1
         if isinstance(entry, dict):
-            weight = entry.get("weight", entry.get("strength", 1))
-            file = entry.get("model") or entry.get("lora") or entry.get("name") or ""
+            weight = next((entry[key] for key in _WEIGHTS if key in entry), 1)
+            file = next((entry[key] for key in _NAMES_OF_LORAS if entry.get(key)), None)
+            file = _text(entry) if file is None else file
         elif isinstance(entry, str) and _WEIGHED.search(entry):
             file, _, weight = entry.rpartition(":")
         if name := _weights(file):
@@ -157,7 +166,8 @@ class Setting:
 
 _MODELS = (
     "model", "modelname", "basemodel", "usestablediffusionmodel", "stablediffusionmodel", "modelweights", "checkpoint",
-    "ckptname", "sdmodel", "modelid", "basemodelname",
+    "ckptname", "sdmodel", "modelid", "basemodelname", "pretrainedmodelnameorpath", "modelnameorpath", "modelpath",
+    "repoid",
 )  # fmt: skip
 
 SETTINGS = (
@@ -344,7 +354,7 @@ _NOT_OF_IMAGES = frozenset((
     "showonlyfilteredimage", "blocknsfw", "usedrandomseed", "savetodiskpath", "activetags", "inactivetags",
     "generationmode", "canvasv2metadata", "aspectratio", "sidelength", "width", "height", "seed", "noiseseed",
     "positiveprompt", "prompt", "c", "text", "caption", "negativeprompt", "negative", "uc", "rawprompt",
-    "rawnegativeprompt", "loraweights", "models", "basemodel", "profile", "personalnote", "nopreviews", "imageformat",
+    "rawnegativeprompt", "models", "basemodel", "profile", "personalnote", "nopreviews", "imageformat",
     "batch", "index", "wildcardseed", "originalprompt", "usedwildcards",
 ))  # fmt: skip
 """What tells of a file, a queue or a person; and what is read by other means."""
@@ -359,6 +369,8 @@ _OF_CALLS = frozenset((
     "negativeaestheticscore", "controlnetconditioningscale", "controlguidancestart", "controlguidanceend",
     "controlmode", "guessmode", "ipadapterscale", "lorascale", "crossattentionkwargs", "jointattentionkwargs",
     "attentionkwargs", "paddingmaskcrop", "noiselevel", "originalinferencesteps", "useresolutionbinning",
+    "loraweight", "loraweights", "lorascales", "lorastrength", "lorastrengths", "adapterweights", "controlimage",
+    "initimage", "maskimage", "ipadapterimage",
 ))  # fmt: skip
 """Arguments of calls of diffusers' pipelines beyond `SETTINGS`, as scripts write them down."""
 
@@ -367,6 +379,9 @@ _OPTIONS = re.compile(
     r"attention(?!scale|guidance|couple)|teacache|cache|tiled(?!diffusion)|offload|backend|precision"
 )
 """What makes calls faster or smaller: the option that is judged, in programs that name it."""
+
+_OFF = ("", "none", "null", "0x0", "-1x-1", "[]", "{}", "nan", "false", "0")
+"""Values of what is not in use."""
 
 _LONGEST, _BEGIN = 300, 60
 """Characters of a value that is shown whole, and of the begin of a longer one."""
@@ -391,7 +406,7 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
             if isinstance(value, str | int | float)
             else _text(value)
         )
-        if text not in (*_NOT_SAID, "false", "0"):
+        if text not in _OFF:
             shown = text if len(text) <= _LONGEST else shortened(text)
             others[" ".join(str(key).split())] = shown
     return others
