@@ -58,7 +58,9 @@ def _weights(value: Any) -> str:
 
 
 def _digest(value: Any) -> str:
-    return str(value).lower().rpartition(":")[2].removeprefix("0x")
+    """Returns the digest of a file; "" of what is none, as in `unknown`."""
+    digest = str(value).lower().rpartition(":")[2].removeprefix("0x")
+    return digest if re.fullmatch(r"[0-9a-f]+", digest) else ""
 
 
 _SCHEDULES = (

@@ -660,6 +660,11 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
     "InvokeAI 2": (invokeai_2(50), invokeai_2(30), "steps 30 (baseline 50)"),
     "InvokeAI 1, a variation": (dream(), dream("-V 7:0.2"), "V 7:0.2 (baseline none)"),
     "InvokeAI 1, tiles": (dream(), dream("--seamless"), "-seamless on (baseline"),
+    "Krita, which knows no digest of a checkpoint": (
+        web_ui("Model hash: unknown, Model: a.safetensors"),
+        web_ui("Model hash: unknown, Model: b.safetensors"),
+        "model b (baseline a)",
+    ),
     "Fooocus as A1111, a weaker LoRA": (
         fooocus_as_web_ui(0.8),
         fooocus_as_web_ui(0.3),
