@@ -34,7 +34,7 @@ _EMPTIED = "ConditioningZeroOut"
 
 _LATENTS = ("samples", "latent_image", "latent", "pixels", "image")
 
-_MODELS = ("ckpt_name", "unet_name", "model_name", "base_ckpt_name")
+_MODELS = ("ckpt_name", "unet_name", "model_name", "base_ckpt_name", "model_path")
 
 _FASTER = re.compile(
     r"compile|cache|sageattn|sageattention|flashatt|xformers|sdpa|attentionbackend|tomepatch|todopatch|tokenmerging|"
@@ -312,6 +312,7 @@ class _Graph(Nodes):
             _, *before = self.upstream(shown)
             if self.is_sampler(end):
                 before.insert(0, end)
+                self.read[id(end)] |= end.keys() - shown.keys()
             if unknown or any(map(self.is_sampler, before)):
                 making |= {id(inputs): inputs for inputs in before}
         return list(making.values())

@@ -85,8 +85,7 @@ def _sampler(value: Any) -> str:
         .removesuffix("scheduler")
         .removesuffix("discrete")
     )
-    name = name.replace("ancestral", "a")
-    return _SAME_SAMPLERS.get(name, name)
+    return name.replace("ancestral", "a")
 
 
 def _schedule_in(sampler: str) -> str | None:
@@ -104,6 +103,7 @@ _SAME_SAMPLERS = {
     "unipcmultistep": "unipc",
     "unipcbh2": "unipc",
 }
+"""What samplers of one program are called that others have by another name; one program may have both."""
 
 _SAMPLERS = (
     "euler", "eulera", "heun", "lms", "ddim", "ddpm", "plms", "pndm", "dpm2", "dpm2a", "dpm++2m", "dpm++sde",
@@ -522,8 +522,10 @@ def _apart(
         values = first.get(setting.name), second.get(setting.name)
         if one_program:
             values = values[0] or setting.default, values[1] or setting.default
-        elif setting.known and not {*values} <= {*setting.known}:
-            continue
+        else:
+            values = _of_all(values[0]), _of_all(values[1])
+            if setting.known and not {*values} <= {*setting.known}:
+                continue
         if values[0] is not None and values[1] is not None and values[0] != values[1]:
             apart[setting.name] = values[0], values[1]
     for file, name in (
@@ -541,6 +543,11 @@ def _apart(
         elif "model" in apart or not _of_one_kind(hashes[0] or "", hashes[1] or ""):
             apart.pop("model hash", None)
     return apart
+
+
+def _of_all(value: str | None) -> str | None:
+    """Returns a value as most programs name it."""
+    return None if value is None else _SAME_SAMPLERS.get(value, value)
 
 
 def _one_digest(one: str, other: str) -> bool:

@@ -283,7 +283,7 @@ FOOOCUS = {
 
 SWARM_SETTINGS = {
     "steps": "20",
-    "sampler": "dpm++2msde",
+    "sampler": "dpm++2msdegpu",
     "schedule": "karras",
     "guidance scale": "7",
     "size": "1024×1024",
@@ -492,7 +492,7 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
         PLAIN,
         {
             "steps": "30",
-            "sampler": "dpm++2msde",
+            "sampler": "dpm++2msdegpu",
             "schedule": "karras",
             "guidance scale": "4",
             "size": "896×1152",
@@ -720,6 +720,11 @@ class TestSettings:
                 {"sampler": "res_multistep"},
                 [],
             ),  # nobody knows whether they are one
+            (
+                {"Sampler": "DPM++ 2M SDE"},
+                {"sampler": "dpmpp_2m_sde_gpu"},
+                [],
+            ),  # which draws its noise elsewhere
             ({"Clip skip": "2"}, {}, []),  # nor what the other one leaves out
             ({"Clip skip": "2"}, {"stop": 1, "clip_skip": -2}, []),
             ({"Steps": "30"}, {"steps": 20}, ["steps 20 (baseline 30)"]),

@@ -283,6 +283,20 @@ def saved_told(path: str) -> Chunks:
     return {"prompt": json.dumps(graph)}
 
 
+def sampled(name: str) -> Chunks:
+    graph: dict[str, Any] = json.loads(comfy()["prompt"])
+    graph["5"]["inputs"]["sampler_name"] = name
+    return {"prompt": json.dumps(graph)}
+
+
+def sampled_and_saved(prefix: str) -> Chunks:
+    """Returns a graph whose last node samples and saves."""
+    graph: dict[str, Any] = json.loads(comfy()["prompt"])
+    graph = {number: graph[number] for number in "12345"}
+    graph["5"]["inputs"]["save_prefix"] = prefix
+    return {"prompt": json.dumps(graph)}
+
+
 def loader_beside_tag(weight: float) -> Chunks:
     graph: dict[str, Any] = json.loads(comfy(guide=lora(clip=1))["prompt"])
     graph["4"]["inputs"]["strength_model"] = weight
@@ -665,6 +679,21 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         web_ui("Model hash: unknown, Model: b.safetensors"),
         "model b (baseline a)",
     ),
+    "ComfyUI, another form of a sampler": (
+        sampled("uni_pc"),
+        sampled("uni_pc_bh2"),
+        "sampler unipcbh2 (baseline unipc)",
+    ),
+    "ComfyUI, a sampler whose noise is drawn elsewhere": (
+        sampled("dpmpp_2m_sde"),
+        sampled("dpmpp_2m_sde_gpu"),
+        "sampler dpm++2msdegpu (baseline dpm++2msde)",
+    ),
+    "ComfyUI, another checkpoint of Nunchaku": (
+        comfy(guide=node("NunchakuFluxDiTLoader", model_path="dev")),
+        comfy(guide=node("NunchakuFluxDiTLoader", model_path="krea")),
+        "model krea (baseline dev)",
+    ),
     "Fooocus as A1111, a weaker LoRA": (
         fooocus_as_web_ui(0.8),
         fooocus_as_web_ui(0.3),
@@ -1003,6 +1032,7 @@ def test_a_sampler_that_nobody_knows_is_compared(
             sdnext("Operations: hires; txt2img, Model: m"),
         ),
         (saved_told("a"), saved_told("b")),
+        (sampled_and_saved("a"), sampled_and_saved("b")),
         (lora_manager(1, expanded=True), lora_manager(1, expanded=False)),
         (web_ui("Clip skip: 2, Version: v1.9"), script(clip_skip=1)),
         (swarm(vaetilesize=512), swarm()),
@@ -1045,7 +1075,8 @@ def test_a_sampler_that_nobody_knows_is_compared(
         *("two programs", "dates", "times of mflux", "ComfyUI, a compiler"),
         *("ComfyUI, another attention", "ComfyUI, sums in half precision"),
         *("stable-diffusion.cpp, a cache", "tokens of SD.Next", "passes of SD.Next"),
-        *("a path that a node is told", "rows of an editor", "layers of two counts"),
+        *("a path that a node is told", "a path of a sampler", "rows of an editor"),
+        "layers of two counts",
         "tiles of SwarmUI",
         "ComfyUI, what does not make the image",
         "ComfyUI, a file's name from a node",
@@ -1092,6 +1123,15 @@ def test_what_a_call_makes_and_where_is_read_of_tables_of_times(
     first = times() if before else times(**{name: "512"})
     assert unlike_times(first, times(**{name: value}), ()) == said
     assert unlike_times(first, first, ()) == []
+
+
+def test_the_last_of_many_values_in_tables_of_times_counts() -> None:
+    def times(*threads: int) -> list[ImportedRow]:
+        values = [{"seconds": "1", "threads": str(count)} for count in threads]
+        return [ImportedRow("times.csv", row) for row in values]
+
+    said = "times.csv: threads 1 and 2 and 3 and … (baseline 1 and 2 and 3 and …)"
+    assert unlike_times(times(1, 2, 3, 4), times(1, 2, 3, 8), ()) == [said]
 
 
 def test_what_is_meant_is_named_as_the_program_names_it(tmp_path: Path) -> None:
