@@ -115,7 +115,17 @@ def _of_file(text: str) -> Origin | None:
         or _listed(text)
         or _of_json(json_object(text))
         or _of_texts(graph)
+        or _within(json_object(text))
     )
+
+
+def _within(values: Mapping[str, Any]) -> Origin | None:
+    """Reads an object within that of a document, as in `{"meta": {"seed": 1}}`, or a text in A1111's form."""
+    for value in values.values():
+        origin = _of_json(_object(value)) or _web_ui({"parameters": str(value)})
+        if origin is not None and origin.seed is not None:
+            return origin
+    return None
 
 
 def _of_hidden(text: str) -> Origin | None:
@@ -721,7 +731,7 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else json_object(value)
 
 
-_LINE = re.compile(r"(?m)^([A-Z][\w /()-]{2,40}):[ \t]*(.*)$")
+_LINE = re.compile(r"(?m)^([A-Za-z][\w /()-]{2,40}):[ \t]*(.*)$")
 
 
 def _chunks(texts: Texts) -> Origin | None:
@@ -753,10 +763,13 @@ def _listed(text: str) -> Origin | None:
     return _chunks(lines)
 
 
-def _json_elsewhere(texts: Texts) -> Origin | None:
-    """Reads JSON in a chunk of any name, as small programs and scripts leave it."""
-    for text in texts.values():
-        origin = _of_json(json_object(text))
+def _elsewhere(texts: Texts) -> Origin | None:
+    """Reads JSON or A1111's form in a chunk of any name, as small programs and scripts leave it."""
+    for name, text in texts.items():
+        if name in ("prompt", "workflow"):
+            continue
+        values = json_object(text)
+        origin = _of_json(values) or _within(values) or _web_ui({"parameters": text})
         if origin is not None:
             return origin
     return None
@@ -769,5 +782,5 @@ _READERS: tuple[Callable[[Texts], Origin | None], ...] = (
     _web_ui,
     _comfyui,
     _chunks,
-    _json_elsewhere,
+    _elsewhere,
 )
