@@ -50,11 +50,10 @@ def _parser() -> Arguments:
         prog="sdopt judge",
         description="Compare images that any program made with those of a baseline, by the metrics and rules of a "
         "study. Images belong together by file name, or by the prompt and seed in a prompts.csv (file, prompt, seed) "
-        "beside them, or in the files, where A1111, ComfyUI, InvokeAI, SwarmUI, Fooocus and others leave them, or in a "
-        "program's log or a run's record; settings that they leave there (steps, sampler, model, …) must be the same. "
-        "A times.csv (file, or prompt and seed; "
-        "seconds; memory_gib; replicate; images of a call; warmup: 1 for a call that does not count) adds speed and "
-        "memory.",
+        "beside them, or in the files, where A1111, ComfyUI, InvokeAI, SwarmUI, Fooocus and others leave them, in a "
+        "program's log, a script's metadata.json or args.json, or a run's record; settings that they leave there "
+        "(steps, sampler, model, …) must be the same. A times.csv (file, or prompt and seed; seconds; memory_gib; "
+        "replicate; images of a call; warmup: 1 for a call that does not count) adds speed and memory.",
         epilog="examples: sdopt judge fp32/ int8/ --again fp32_once_more/; sdopt judge fp32/ int8/ gate=strict "
         "quality.features=[effnet] gate.calibration=own.json (from `sdopt calibrate --from seeds_a/ seeds_b/`)",
     )

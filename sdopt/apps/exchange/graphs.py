@@ -34,12 +34,12 @@ _EMPTIED = "ConditioningZeroOut"
 
 _LATENTS = ("samples", "latent_image", "latent", "pixels", "image")
 
-_MODELS = ("ckpt_name", "unet_name", "model_name", "base_ckpt_name")
+_MODELS = ("ckpt_name", "unet_name", "model_name", "base_ckpt_name", "model_path")
 
 _FASTER = re.compile(
     r"compile|cache|sageattn|sageattention|flashatt|xformers|sdpa|attentionbackend|tomepatch|todopatch|tokenmerging|"
     r"hypertile|cublas|tensorrt|stablefast|onediff|nunchaku|svdq|(?<!image)quanti|gguf|fp8|fp16|bf16|dtype|precision|offload|blockswap|"
-    r"multigpu|distorch|device|vram|tiled(?!diffusion)|preview|batchsize"
+    r"multigpu|distorch|device|vram|^tiled$|tiledvae|tiled(?:en|de)code|(?:en|de)codetiled|preview|batchsize"
 )
 """Nodes and inputs that make calls faster or smaller, or show what happens: the option that is judged."""
 
@@ -284,7 +284,7 @@ class _Graph(Nodes):
             if _FASTER.search(plain_key(name)):
                 is_option = True
                 continue
-            text = f"{value:g}" if isinstance(value, float) else str(value)
+            text = f"{value:g}" if isinstance(value, float) else str(_set(value))
             values.append(f"{name}={shortened(text)}")
         if values:
             return ", ".join(values)
@@ -312,6 +312,7 @@ class _Graph(Nodes):
             _, *before = self.upstream(shown)
             if self.is_sampler(end):
                 before.insert(0, end)
+                self.read[id(end)] |= end.keys() - shown.keys()
             if unknown or any(map(self.is_sampler, before)):
                 making |= {id(inputs): inputs for inputs in before}
         return list(making.values())
@@ -359,7 +360,8 @@ def _is_other_sampler(inputs: Inputs) -> bool:
 
 
 def _is_seeded(inputs: Inputs) -> bool:
-    return "seed" in inputs or "noise_seed" in inputs
+    """Returns whether a node draws noise; one that saves images may be told their seed."""
+    return "images" not in inputs and ("seed" in inputs or "noise_seed" in inputs)
 
 
 _STRENGTHS = ("strength_model", "lora_model_strength", "lora_strength")
@@ -383,6 +385,19 @@ def _loras(inputs: Inputs) -> list[str]:
                 weight = f"te {of_clip} unet {weight}"
             loras.append(f"{row['lora']}:{weight}")
     return loras
+
+
+_OF_EDITOR = ("expanded", "selected", "locked")
+"""How an editor shows the rows of a list."""
+
+
+def _set(value: Any) -> Any:
+    """Returns a value without how an editor shows it."""
+    if isinstance(value, list):
+        return [_set(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _set(item) for key, item in value.items() if key not in _OF_EDITOR}
+    return value
 
 
 def _is_lora_row(value: Any) -> bool:

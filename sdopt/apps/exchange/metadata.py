@@ -81,15 +81,29 @@ def _of_texts(texts: "Texts") -> Origin | None:
 
 
 def _with_graph(origin: Origin, graph: Mapping[str, Any]) -> Origin:
-    """Returns an origin with what a graph beside it says: nodes that save as A1111 does tell less than their graph."""
+    """Returns an origin with what a graph beside it says.
+
+    Nodes that save as A1111 does tell less than their graph, and where nobody joins them to it, what they have by
+    themselves: a seed of 0, 20 steps, an unknown prompt.
+    """
     if not graph:
         return origin
-    settings = {**settings_of(facts_of_graph(graph)), **origin.settings}
+    queued = origin_from("ComfyUI", facts_of_graph(graph))
+    settings = {**origin.settings, **queued.settings}
     others = {**origin.others, **others_of_graph(graph)}
-    joined = replace(origin, settings=settings, others=others, wiring=wiring_of(graph))
+    seed = origin.seed if queued.seed is None else queued.seed
+    joined = replace(
+        origin, settings=settings, others=others, seed=seed, wiring=wiring_of(graph)
+    )
+    if origin.prompt in _UNTOLD and queued.prompt is not None:
+        joined = replace(joined, prompt=queued.prompt, negative=queued.negative)
     if origin.program in WEB_UIS:
         return replace(joined, program="ComfyUI", version="")
     return joined
+
+
+_UNTOLD = (None, "", "unknown")
+"""Prompts of nodes that save images and were told none."""
 
 
 def _of_file(text: str) -> Origin | None:
@@ -101,7 +115,17 @@ def _of_file(text: str) -> Origin | None:
         or _listed(text)
         or _of_json(json_object(text))
         or _of_texts(graph)
+        or _within(json_object(text))
     )
+
+
+def _within(values: Mapping[str, Any]) -> Origin | None:
+    """Reads an object within that of a document, as in `{"meta": {"seed": 1}}`, or a text in A1111's form."""
+    for value in values.values():
+        origin = _of_json(_object(value)) or _web_ui({"parameters": str(value)})
+        if origin is not None and origin.seed is not None:
+            return origin
+    return None
 
 
 def _of_hidden(text: str) -> Origin | None:
@@ -128,7 +152,11 @@ def origin_from(program: str, values: Mapping[str, Any]) -> Origin:
     if isinstance(prompt, str):
         prompt, tags = _without_tags(prompt)
         if tags:
-            settings["LoRA"] = settings_of({"lora": tags})["LoRA"]
+            settings["LoRA"] = _with_tagged(settings.get("LoRA", ""), tags)
+    skipped = settings.get("clip skip", "")
+    if program in _OF_SCRIPTS and skipped.isdigit():
+        # diffusers counts the layers that are left out; of others, 1 is the last one.
+        settings["clip skip"] = str(int(skipped) + 1)
     return Origin(
         program,
         prompt if isinstance(prompt, str) else None,
@@ -180,6 +208,16 @@ def _without_tags(prompt: str) -> tuple[str, list[dict[str, str]]]:
     for name, arguments in _TAG.findall(prompt):
         loras.append({"name": name, "weight": _weight_of(arguments)})
     return _TAG.sub("", prompt).strip(" \n,"), loras
+
+
+def _with_tagged(listed: str, tags: list[dict[str, str]]) -> str:
+    """Returns the LoRAs that a program lists, and those that tags load, of which it may list some as well."""
+    loras = listed.split(", ") if listed else []
+    names = [lora.partition(":")[0] for lora in loras]
+    for lora in settings_of({"lora": tags})["LoRA"].split(", "):
+        if lora.partition(":")[0] not in names:
+            loras.append(lora)
+    return ", ".join(sorted(loras))
 
 
 _NETWORKS = ("te", "unet", "dyn")
@@ -396,6 +434,7 @@ def _swarm(whole: Mapping[str, Any]) -> dict[str, Any]:
         weights = weights.split(",")
     if isinstance(loras, list) and isinstance(weights, list):
         loras = _weighted(loras, weights)
+        weights = None
     models: list[Any] = []
     others: list[Any] = []
     for file in _dicts(whole.get("sui_models")):
@@ -404,7 +443,7 @@ def _swarm(whole: Mapping[str, Any]) -> dict[str, Any]:
         else:
             others.append(file)
     digests = {"model_file": _hashes(models), "lora_hashes": _hashes(others)}
-    return {**values, "loras": loras, **digests}
+    return {**values, "loras": loras, "loraweights": weights, **digests}
 
 
 def _weighted(names: list[Any], weights: list[Any]) -> list[dict[str, Any]]:
@@ -472,8 +511,8 @@ def _mflux(values: Mapping[str, Any]) -> dict[str, Any]:
     files = others.pop("lora_paths", None)
     weights = others.pop("lora_scales", None)
     loras = []
-    if isinstance(files, list) and isinstance(weights, list):
-        loras = _weighted(files, weights)
+    if isinstance(files, list):
+        loras = _weighted(files, weights or [1] * len(files))
     return {**others, "version": values["mflux_version"], "loras": loras}
 
 
@@ -562,12 +601,25 @@ def _web_ui(texts: Texts) -> Origin | None:
         for line in (settings, further):
             for key, value in _ENTRY.findall(line):
                 entries.setdefault(key.strip(), value.strip().strip('"'))
-        if calls := re.fullmatch(r"\d+x(\d+)", entries.get("Batch", "")):  # SD.Next
-            entries.setdefault("Batch size", calls[1])
+        if entries.get("App") == "SD.Next":
+            entries = _sdnext(entries)
         asked = {"prompt": prompt.strip(), "negative_prompt": negative.strip()}
-        further_values = {**_weights_of(entries), **_beyond_line(json_object(whole))}
+        weights = _weights_of(entries)
+        if _TAG.search(prompt):
+            weights.pop("lora", None)
+        further_values = {**weights, **_beyond_line(json_object(whole))}
         return origin_from(_fork(entries), {**entries, **further_values, **asked})
     return None
+
+
+def _sdnext(entries: dict[str, str]) -> dict[str, str]:
+    """Returns SD.Next's settings as others name theirs; it leaves out its usual sampler, and has no order of passes."""
+    named = {"Sampler": "unnamed", **entries}
+    if calls := re.fullmatch(r"\d+x(\d+)", entries.get("Batch", "")):
+        named.setdefault("Batch size", calls[1])
+    if "Operations" in entries:
+        named["Operations"] = "; ".join(sorted(entries["Operations"].split("; ")))
+    return named
 
 
 _ON_THE_LINE = frozenset((
@@ -679,7 +731,7 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else json_object(value)
 
 
-_LINE = re.compile(r"(?m)^([A-Z][\w /()-]{2,40}):[ \t]*(.*)$")
+_LINE = re.compile(r"(?m)^([A-Za-z][\w /()-]{2,40}):[ \t]*(.*)$")
 
 
 def _chunks(texts: Texts) -> Origin | None:
@@ -687,7 +739,7 @@ def _chunks(texts: Texts) -> Origin | None:
     if "flux:seed" in texts:
         values = {"seed": texts["flux:seed"], "model": texts.get("flux:model")}
         return origin_from("iris", values)
-    if not {"seed", "prompt"} <= texts.keys():
+    if "seed" not in texts or not ("prompt" in texts or settings_of(texts)):
         return None
     program = "a script"
     values = {}
@@ -711,6 +763,18 @@ def _listed(text: str) -> Origin | None:
     return _chunks(lines)
 
 
+def _elsewhere(texts: Texts) -> Origin | None:
+    """Reads JSON or A1111's form in a chunk of any name, as small programs and scripts leave it."""
+    for name, text in texts.items():
+        if name in ("prompt", "workflow"):
+            continue
+        values = json_object(text)
+        origin = _of_json(values) or _within(values) or _web_ui({"parameters": text})
+        if origin is not None:
+            return origin
+    return None
+
+
 _READERS: tuple[Callable[[Texts], Origin | None], ...] = (
     _invokeai,
     _dream,
@@ -718,4 +782,5 @@ _READERS: tuple[Callable[[Texts], Origin | None], ...] = (
     _web_ui,
     _comfyui,
     _chunks,
+    _elsewhere,
 )

@@ -20,6 +20,7 @@ from sdopt.apps.exchange.formats import Format, format_of
 from sdopt.apps.exchange.logs import origins_logged
 from sdopt.apps.exchange.metadata import Origin, origin_from, origin_of
 from sdopt.apps.exchange.own import origins_in
+from sdopt.apps.exchange.texts import json_object, text_beside
 from sdopt.errors import UsageError
 from sdopt.quality.images import SUFFIXES, image_files, read_image
 from sdopt.record.files import short_digest
@@ -173,6 +174,9 @@ _TABLES = ("prompts.csv", "prompts.jsonl", "metadata.csv", "metadata.jsonl")
 _LISTS = ("prompts.json", "metadata.json")
 """Documents that scripts write beside images: one that lists them is a table, and any other says nothing."""
 
+_OF_ALL = ("metadata.json", "settings.json", "args.json", "params.json", "config.json")
+"""Documents in which scripts write once what all images of a folder were made with."""
+
 _FILE_COLUMNS = ("file", "file_name", "filename", "image")
 
 
@@ -255,8 +259,11 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
         )
     recorded = origins_logged(folder) | origins_in(folder)
     table, listed_rows = _table_in(folder)
+    of_all = _of_all(folder)
     if table is None:
-        return [_as_it_says(file, None, recorded.get(file.name)) for file in files]
+        return [
+            _as_it_says(file, None, recorded.get(file.name, of_all)) for file in files
+        ]
     rows = [(Path(row.need(*_FILE_COLUMNS)).name, row) for row in listed_rows]
     by_name, there = dict(rows), {file.name for file in files}
     if twice := repeated(name for name, _ in rows):
@@ -277,8 +284,17 @@ def read_folder(folder: Path) -> list[ImportedPicture]:
             "seed"
         )  # a table is written to be read, so what it says wrongly is an error
         listed = origin_from("table", row.values)
-        pictures.append(_as_it_says(file, listed, recorded.get(file.name)))
+        pictures.append(_as_it_says(file, listed, recorded.get(file.name, of_all)))
     return pictures
+
+
+def _of_all(folder: Path) -> Origin | None:
+    """Returns the settings that a document tells of all images in a folder; None without one."""
+    for name in _OF_ALL:
+        told = origin_from("JSON", json_object(text_beside(folder / name)))
+        if told.settings:
+            return Origin("JSON", settings=told.settings, others=told.others)
+    return None
 
 
 def unread_below(folders: Sequence[Path]) -> Iterator[str]:

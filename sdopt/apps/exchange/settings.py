@@ -58,7 +58,9 @@ def _weights(value: Any) -> str:
 
 
 def _digest(value: Any) -> str:
-    return str(value).lower().rpartition(":")[2].removeprefix("0x")
+    """Returns the digest of a file; "" of what is none, as in `unknown`."""
+    digest = str(value).lower().rpartition(":")[2].removeprefix("0x")
+    return digest if re.fullmatch(r"[0-9a-f]+", digest) else ""
 
 
 _SCHEDULES = (
@@ -83,8 +85,7 @@ def _sampler(value: Any) -> str:
         .removesuffix("scheduler")
         .removesuffix("discrete")
     )
-    name = name.replace("ancestral", "a")
-    return _SAME_SAMPLERS.get(name, name)
+    return name.replace("ancestral", "a")
 
 
 def _schedule_in(sampler: str) -> str | None:
@@ -102,6 +103,7 @@ _SAME_SAMPLERS = {
     "unipcmultistep": "unipc",
     "unipcbh2": "unipc",
 }
+"""What samplers of one program are called that others have by another name; one program may have both."""
 
 _SAMPLERS = (
     "euler", "eulera", "heun", "lms", "ddim", "ddpm", "plms", "pndm", "dpm2", "dpm2a", "dpm++2m", "dpm++sde",
@@ -119,6 +121,14 @@ _WEIGHED = re.compile(r":\s*(te -?[\d.]+ unet )?-?[\d.]+\s*$")
 """How the weights of a LoRA end its entry in a list: one, or one for each network."""
 
 
+_NAMES_OF_LORAS = (
+    *("model", "lora", "name", "lora_name", "adapter_name"),
+    *("file", "filename", "path"),
+)
+
+_WEIGHTS = ("weight", "strength", "scale", "multiplier", "strength_model")
+
+
 def _loras(value: Any) -> str:
     """Returns names and weights of LoRAs, sorted, from the forms in which programs list them."""
     entries = value if isinstance(value, list) else str(value).split(",")
@@ -127,8 +137,9 @@ def _loras(value: Any) -> str:
         file: Any = entry
         weight: Any = 1
         if isinstance(entry, dict):
-            weight = entry.get("weight", entry.get("strength", 1))
-            file = entry.get("model") or entry.get("lora") or entry.get("name") or ""
+            weight = next((entry[key] for key in _WEIGHTS if key in entry), 1)
+            file = next((entry[key] for key in _NAMES_OF_LORAS if entry.get(key)), None)
+            file = _text(entry) if file is None else file
         elif isinstance(entry, str) and _WEIGHED.search(entry):
             file, _, weight = entry.rpartition(":")
         if name := _weights(file):
@@ -157,7 +168,8 @@ class Setting:
 
 _MODELS = (
     "model", "modelname", "basemodel", "usestablediffusionmodel", "stablediffusionmodel", "modelweights", "checkpoint",
-    "ckptname", "sdmodel", "modelid", "basemodelname",
+    "ckptname", "sdmodel", "modelid", "basemodelname", "pretrainedmodelnameorpath", "modelnameorpath", "modelpath",
+    "repoid",
 )  # fmt: skip
 
 SETTINGS = (
@@ -344,7 +356,7 @@ _NOT_OF_IMAGES = frozenset((
     "showonlyfilteredimage", "blocknsfw", "usedrandomseed", "savetodiskpath", "activetags", "inactivetags",
     "generationmode", "canvasv2metadata", "aspectratio", "sidelength", "width", "height", "seed", "noiseseed",
     "positiveprompt", "prompt", "c", "text", "caption", "negativeprompt", "negative", "uc", "rawprompt",
-    "rawnegativeprompt", "loraweights", "models", "basemodel", "profile", "personalnote", "nopreviews", "imageformat",
+    "rawnegativeprompt", "models", "basemodel", "profile", "personalnote", "nopreviews", "imageformat",
     "batch", "index", "wildcardseed", "originalprompt", "usedwildcards",
 ))  # fmt: skip
 """What tells of a file, a queue or a person; and what is read by other means."""
@@ -359,6 +371,8 @@ _OF_CALLS = frozenset((
     "negativeaestheticscore", "controlnetconditioningscale", "controlguidancestart", "controlguidanceend",
     "controlmode", "guessmode", "ipadapterscale", "lorascale", "crossattentionkwargs", "jointattentionkwargs",
     "attentionkwargs", "paddingmaskcrop", "noiselevel", "originalinferencesteps", "useresolutionbinning",
+    "loraweight", "loraweights", "lorascales", "lorastrength", "lorastrengths", "adapterweights", "controlimage",
+    "initimage", "maskimage", "ipadapterimage",
 ))  # fmt: skip
 """Arguments of calls of diffusers' pipelines beyond `SETTINGS`, as scripts write them down."""
 
@@ -367,6 +381,9 @@ _OPTIONS = re.compile(
     r"attention(?!scale|guidance|couple)|teacache|cache|tiled(?!diffusion)|offload|backend|precision"
 )
 """What makes calls faster or smaller: the option that is judged, in programs that name it."""
+
+_OFF = ("", "none", "null", "0x0", "-1x-1", "[]", "{}", "nan", "false", "0")
+"""Values of what is not in use."""
 
 _LONGEST, _BEGIN = 300, 60
 """Characters of a value that is shown whole, and of the begin of a longer one."""
@@ -391,7 +408,7 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
             if isinstance(value, str | int | float)
             else _text(value)
         )
-        if text not in (*_NOT_SAID, "false", "0"):
+        if text not in _OFF:
             shown = text if len(text) <= _LONGEST else shortened(text)
             others[" ".join(str(key).split())] = shown
     return others
@@ -505,8 +522,10 @@ def _apart(
         values = first.get(setting.name), second.get(setting.name)
         if one_program:
             values = values[0] or setting.default, values[1] or setting.default
-        elif setting.known and not {*values} <= {*setting.known}:
-            continue
+        else:
+            values = _of_all(values[0]), _of_all(values[1])
+            if setting.known and not {*values} <= {*setting.known}:
+                continue
         if values[0] is not None and values[1] is not None and values[0] != values[1]:
             apart[setting.name] = values[0], values[1]
     for file, name in (
@@ -524,6 +543,11 @@ def _apart(
         elif "model" in apart or not _of_one_kind(hashes[0] or "", hashes[1] or ""):
             apart.pop("model hash", None)
     return apart
+
+
+def _of_all(value: str | None) -> str | None:
+    """Returns a value as most programs name it."""
+    return None if value is None else _SAME_SAMPLERS.get(value, value)
 
 
 def _one_digest(one: str, other: str) -> bool:

@@ -165,8 +165,8 @@ def unlike_times(
             mine = mine or _one_image(first, theirs)
             theirs = theirs or _one_image(rows, mine)
         if mine and theirs and mine != theirs:
-            baseline = f"(baseline {' and '.join(mine)})"
-            words.append(f"{TIMES}: {name} {' and '.join(theirs)} {baseline}")
+            baseline = f"(baseline {_listed(mine)})"
+            words.append(f"{TIMES}: {name} {_listed(theirs)} {baseline}")
     return words
 
 
@@ -213,7 +213,13 @@ def _values_of(rows: Sequence[ImportedRow], name: str) -> list[str]:
         value = row.values.get(name)
         if value not in (None, ""):
             values.add(number_or_word(value))
-    return sorted(values)[:3]
+    return sorted(values)
+
+
+def _listed(values: Sequence[str]) -> str:
+    """Returns the first ones of some values in words."""
+    further = ["…"] if len(values) > 3 else []
+    return " and ".join([*values[:3], *further])
 
 
 def measurements_of(table: TimesTable, first: TimesTable) -> list[Measurement]:

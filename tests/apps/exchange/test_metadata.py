@@ -283,7 +283,7 @@ FOOOCUS = {
 
 SWARM_SETTINGS = {
     "steps": "20",
-    "sampler": "dpm++2msde",
+    "sampler": "dpm++2msdegpu",
     "schedule": "karras",
     "guidance scale": "7",
     "size": "1024×1024",
@@ -492,7 +492,7 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
         PLAIN,
         {
             "steps": "30",
-            "sampler": "dpm++2msde",
+            "sampler": "dpm++2msdegpu",
             "schedule": "karras",
             "guidance scale": "4",
             "size": "896×1152",
@@ -590,6 +590,31 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
         "JSON",
         PLAIN,
         {"steps": "25", "guidance scale": "7.5", "sampler": "euler"},
+    ),
+    "a script, a setting in each line": (
+        with_file("a.txt", "prompt: a harbour\nnegative prompt: fog\nseed: 42\nsteps: 25\n"),
+        "a script",
+        PLAIN,
+        {"steps": "25"},
+    ),
+    "a script, an object within another one": (
+        with_file("a.json", json.dumps({"id": 5, "meta": {"prompt": "a harbour", "negativePrompt": "fog", "seed": 42,
+                                                          "steps": 25}})),
+        "JSON",
+        PLAIN,
+        {"steps": "25"},
+    ),
+    "A1111, within a document": (
+        with_file("a.json", json.dumps({"images": 1, "info": WEB_UI})),
+        "A1111",
+        ("a harbour, dusk", "fog", 42),
+        WEB_UI_SETTINGS,
+    ),
+    "A1111, under another name": (
+        chunks({"Title": WEB_UI}), "A1111", ("a harbour, dusk", "fog", 42), WEB_UI_SETTINGS
+    ),
+    "a script, chunks without a prompt": (
+        chunks({"Seed": "42", "Steps": "25"}), "a script", (None, "", 42), {"steps": "25"}
     ),
 }  # fmt: skip
 """By who wrote it: an image, and what it must be read as."""
@@ -720,6 +745,11 @@ class TestSettings:
                 {"sampler": "res_multistep"},
                 [],
             ),  # nobody knows whether they are one
+            (
+                {"Sampler": "DPM++ 2M SDE"},
+                {"sampler": "dpmpp_2m_sde_gpu"},
+                [],
+            ),  # which draws its noise elsewhere
             ({"Clip skip": "2"}, {}, []),  # nor what the other one leaves out
             ({"Clip skip": "2"}, {"stop": 1, "clip_skip": -2}, []),
             ({"Steps": "30"}, {"steps": 20}, ["steps 20 (baseline 30)"]),

@@ -255,6 +255,70 @@ def script(**call: Any) -> Chunks:
     return {"metadata": json.dumps({**values, "num_inference_steps": 30, **call})}
 
 
+def fooocus_as_web_ui(weight: float) -> Chunks:
+    hashes = 'Lora hashes: "ships: 4852686128, oil: 11aa"'
+    weights = f'Lora weights: "ships: {weight}, oil: 0.1"'
+    return web_ui(f"{hashes}, {weights}, Version: Fooocus v2.5.5")
+
+
+def sdnext(more: str) -> Chunks:
+    text = "a harbour\nNegative prompt: fog\nSteps: 30, Size: 64x64, Seed: 42, CFG scale: 6, App: SD.Next, "
+    return {"parameters": text + more}
+
+
+def saved_untold(steps: int) -> Chunks:
+    """Returns a graph beside the text of a node that saves as A1111 does, and that nothing is joined to."""
+    graph: dict[str, Any] = json.loads(comfy()["prompt"])
+    graph["5"]["inputs"]["steps"] = steps
+    own = "Steps: 20, Sampler: Euler, CFG scale: 7.0, Seed: 0, Size: 512x512, Version: ComfyUI"
+    text = f"unknown\nNegative prompt: unknown\n{own}"
+    return {"prompt": json.dumps(graph), "parameters": text}
+
+
+def saved_told(path: str) -> Chunks:
+    """Returns a graph whose node that saves images is told their prompts and seed."""
+    graph: dict[str, Any] = json.loads(comfy()["prompt"])
+    told = {"seed": 42, "steps": 30, "positive": "a harbour", "negative": "fog"}
+    graph["9"] = node("SDPromptSaver", **told, path=path, images=["8", 0])
+    return {"prompt": json.dumps(graph)}
+
+
+def sampled(name: str) -> Chunks:
+    graph: dict[str, Any] = json.loads(comfy()["prompt"])
+    graph["5"]["inputs"]["sampler_name"] = name
+    return {"prompt": json.dumps(graph)}
+
+
+def sampled_and_saved(prefix: str) -> Chunks:
+    """Returns a graph whose last node samples and saves."""
+    graph: dict[str, Any] = json.loads(comfy()["prompt"])
+    graph = {number: graph[number] for number in "12345"}
+    graph["5"]["inputs"]["save_prefix"] = prefix
+    return {"prompt": json.dumps(graph)}
+
+
+def loader_beside_tag(weight: float) -> Chunks:
+    graph: dict[str, Any] = json.loads(comfy(guide=lora(clip=1))["prompt"])
+    graph["4"]["inputs"]["strength_model"] = weight
+    text = "a harbour <lora:oil:0.5>"
+    graph["2"] = node("PCLazyTextEncode", text=text, clip=["1", 1])
+    return {"prompt": json.dumps(graph)}
+
+
+def refined_in_tiles(denoise: float) -> Chunks:
+    graph: dict[str, Any] = json.loads(comfy(second=denoise)["prompt"])
+    graph["6"]["class_type"] = "BNK_TiledKSampler"
+    return {"prompt": json.dumps(graph)}
+
+
+def lora_manager(weight: float, expanded: bool) -> Chunks:
+    row = {"name": "ships", "strength": weight, "active": True, "expanded": expanded}
+    rows = {"__value__": [row]}
+    return comfy(
+        guide=node("Lora Loader (LoraManager)", loras=rows, model=["1", 0]),
+    )
+
+
 FREE_U = node("FreeU_V2", b1=1.3, b2=1.4, s1=0.9, s2=0.2, model=["1", 0])
 
 UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
@@ -610,6 +674,101 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
     "InvokeAI 2": (invokeai_2(50), invokeai_2(30), "steps 30 (baseline 50)"),
     "InvokeAI 1, a variation": (dream(), dream("-V 7:0.2"), "V 7:0.2 (baseline none)"),
     "InvokeAI 1, tiles": (dream(), dream("--seamless"), "-seamless on (baseline"),
+    "Krita, which knows no digest of a checkpoint": (
+        web_ui("Model hash: unknown, Model: a.safetensors"),
+        web_ui("Model hash: unknown, Model: b.safetensors"),
+        "model b (baseline a)",
+    ),
+    "ComfyUI, another form of a sampler": (
+        sampled("uni_pc"),
+        sampled("uni_pc_bh2"),
+        "sampler unipcbh2 (baseline unipc)",
+    ),
+    "ComfyUI, a sampler whose noise is drawn elsewhere": (
+        sampled("dpmpp_2m_sde"),
+        sampled("dpmpp_2m_sde_gpu"),
+        "sampler dpm++2msdegpu (baseline dpm++2msde)",
+    ),
+    "ComfyUI, another checkpoint of Nunchaku": (
+        comfy(guide=node("NunchakuFluxDiTLoader", model_path="dev")),
+        comfy(guide=node("NunchakuFluxDiTLoader", model_path="krea")),
+        "model krea (baseline dev)",
+    ),
+    "Fooocus as A1111, a weaker LoRA": (
+        fooocus_as_web_ui(0.8),
+        fooocus_as_web_ui(0.3),
+        "Lora weights ships: 0.3, oil: 0.1 (baseline ships: 0.8, oil: 0.1)",
+    ),
+    "SD.Next, another sampler than its usual one": (
+        sdnext("Model: m"),
+        sdnext("Sampler: Euler a, Model: m"),
+        "sampler eulera (baseline unnamed)",
+    ),
+    "ComfyUI, saved as A1111 does by a node that is told nothing": (
+        saved_untold(30),
+        saved_untold(15),
+        "steps 15 (baseline 30)",
+    ),
+    "ComfyUI, a weaker LoRA beside one of a tag": (
+        loader_beside_tag(0.8),
+        loader_beside_tag(0.3),
+        "LoRA oil:0.5, ships:0.3 (baseline oil:0.5, ships:0.8)",
+    ),
+    "ComfyUI, a second pass in tiles": (
+        refined_in_tiles(0.1),
+        refined_in_tiles(0.5),
+        "BNK_TiledKSampler denoise=0.5, seed=1, steps=12 (baseline denoise=0.1",
+    ),
+    "ComfyUI, a weaker LoRA of a manager": (
+        lora_manager(1, expanded=True),
+        lora_manager(0.5, expanded=True),
+        "Lora Loader (LoraManager) loras=",
+    ),
+    "InvokeAI, a choice that is automatic": (
+        invokeai(dype_preset="auto"),
+        invokeai(),
+        "dype_preset none (baseline auto)",
+    ),
+    "mflux, another LoRA of full weight": (
+        mflux(lora_paths=["a/ships.safetensors"]),
+        mflux(lora_paths=["a/trains.safetensors"]),
+        "LoRA trains:1 (baseline ships:1)",
+    ),
+    "a script, a LoRA's scale": (
+        script(loras=[{"path": "a.safetensors", "scale": 0.8}]),
+        script(loras=[{"path": "a.safetensors", "scale": 0.2}]),
+        "LoRA a:0.2 (baseline a:0.8)",
+    ),
+    "a script, a LoRA that is named otherwise": (
+        script(loras=[{"civitai": 5, "weight": 1}]),
+        script(loras=[{"civitai": 6, "weight": 1}]),
+        'LoRA {"civitai": 6, "weight": 1}:1',
+    ),
+    "a script, weights of LoRAs apart": (
+        script(loras=["a"], lora_scales=[0.8]),
+        script(loras=["a"], lora_scales=[0.2]),
+        "lora_scales [0.2] (baseline [0.8])",
+    ),
+    "a script, another checkpoint": (
+        script(pretrained_model_name_or_path="org/one"),
+        script(pretrained_model_name_or_path="org/other"),
+        "model other (baseline one)",
+    ),
+    "a script, a layer of CLIP that is left out": (
+        script(clip_skip=1),
+        script(),
+        "clip skip 1 (baseline 2)",
+    ),
+    "a script, another image of a ControlNet": (
+        script(control_image="a.png"),
+        script(control_image="b.png"),
+        "control_image b.png (baseline a.png)",
+    ),
+    "a script, in a chunk of its own name": (
+        {"params": script()["metadata"]},
+        {"params": script(num_inference_steps=15)["metadata"]},
+        "steps 15 (baseline 30)",
+    ),
     "stable-diffusion.cpp, layers in a list": (
         web_ui("Skip layers: [7, 8, 9], Version: stable-diffusion.cpp"),
         web_ui("Skip layers: [7, 9, 10], Version: stable-diffusion.cpp"),
@@ -868,6 +1027,14 @@ def test_a_sampler_that_nobody_knows_is_compared(
         ),
         (cpp(), cpp(cache={"mode": "easycache"}, vae_tiling={"enabled": True})),
         (web_ui("ToMe: 0.5, App: SD.Next"), web_ui("App: SD.Next")),
+        (
+            sdnext("Operations: txt2img; hires, Model: m"),
+            sdnext("Operations: hires; txt2img, Model: m"),
+        ),
+        (saved_told("a"), saved_told("b")),
+        (sampled_and_saved("a"), sampled_and_saved("b")),
+        (lora_manager(1, expanded=True), lora_manager(1, expanded=False)),
+        (web_ui("Clip skip: 2, Version: v1.9"), script(clip_skip=1)),
         (swarm(vaetilesize=512), swarm()),
         (comfy(), comfy(prefix="b")),
         (saved_as("run a"), saved_as("run b")),
@@ -907,7 +1074,10 @@ def test_a_sampler_that_nobody_knows_is_compared(
         "an extension's version",
         *("two programs", "dates", "times of mflux", "ComfyUI, a compiler"),
         *("ComfyUI, another attention", "ComfyUI, sums in half precision"),
-        *("stable-diffusion.cpp, a cache", "tokens of SD.Next", "tiles of SwarmUI"),
+        *("stable-diffusion.cpp, a cache", "tokens of SD.Next", "passes of SD.Next"),
+        *("a path that a node is told", "a path of a sampler", "rows of an editor"),
+        "layers of two counts",
+        "tiles of SwarmUI",
         "ComfyUI, what does not make the image",
         "ComfyUI, a file's name from a node",
         "a script's scores and paths",
@@ -953,6 +1123,15 @@ def test_what_a_call_makes_and_where_is_read_of_tables_of_times(
     first = times() if before else times(**{name: "512"})
     assert unlike_times(first, times(**{name: value}), ()) == said
     assert unlike_times(first, first, ()) == []
+
+
+def test_the_last_of_many_values_in_tables_of_times_counts() -> None:
+    def times(*threads: int) -> list[ImportedRow]:
+        values = [{"seconds": "1", "threads": str(count)} for count in threads]
+        return [ImportedRow("times.csv", row) for row in values]
+
+    said = "times.csv: threads 1 and 2 and 3 and … (baseline 1 and 2 and 3 and …)"
+    assert unlike_times(times(1, 2, 3, 4), times(1, 2, 3, 8), ()) == [said]
 
 
 def test_what_is_meant_is_named_as_the_program_names_it(tmp_path: Path) -> None:

@@ -477,7 +477,12 @@ def listing(folder: Path, steps: int, form: str) -> Path:
             "num_inference_steps": steps,
         }
     items = [{"file_name": name, **values} for name, values in settings.items()]
-    content = {"list": items, "by file": settings, "else": {"created": "today"}}[form]
+    content = {
+        "list": items,
+        "by file": settings,
+        "of all": {"created": "today", "seed": 1, "num_inference_steps": steps},
+        "else": {"created": "today"},
+    }[form]
     (folder / "metadata.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 
@@ -487,6 +492,7 @@ def listing(folder: Path, steps: int, form: str) -> Path:
     [
         ("list", ["steps 20 (baseline 30)"]),
         ("by file", ["steps 20 (baseline 30)"]),
+        ("of all", ["steps 20 (baseline 30)"]),
         ("else", []),
     ],
 )

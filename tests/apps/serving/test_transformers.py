@@ -33,7 +33,10 @@ PROMPTS = (
     "a car",
 )
 
-SLOW = ("sd3", "qwen_image")
+SLOW = (
+    *("sd3", "qwen_image", "chroma", "pixart", "sana"),
+    *("lumina2", "aura_flow", "flux2"),
+)
 
 SERVED = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW] + [
     "emoji_dit",
