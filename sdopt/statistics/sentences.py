@@ -70,14 +70,9 @@ def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
     first = candidates[0]
     if first.speed is None:
         return _untimed(candidates, baseline)
-    usable = []
-    speeds = set()
-    for row in candidates:
-        if row.speed:
-            speeds.add(row.speed)
-            if not is_refused(row):
-                usable.append(row)
-    if usable and speeds == {Speed.FEW}:
+    timed = [row for row in candidates if row.speed]
+    usable = [row for row in timed if not is_refused(row)]
+    if usable and {row.speed for row in timed} == {Speed.FEW}:
         best = usable[0]
         text = described(best, baseline)
         because = _further_reason(best)
