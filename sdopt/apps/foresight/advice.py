@@ -2,13 +2,9 @@
 
 from dataclasses import dataclass
 
+from sdopt.apps.foresight.blueprints import blueprint
 from sdopt.apps.foresight.cpu import device_of
-from sdopt.apps.foresight.memory import (
-    ONLY_ALONE,
-    Blueprint,
-    blueprint,
-    footprint,
-)
+from sdopt.apps.foresight.memory import ONLY_ALONE, Blueprint, footprint
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import ConflictError, UsageError
 from sdopt.hardware.cards import BFLOAT16, has

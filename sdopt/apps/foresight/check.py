@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sdopt.apps.foresight.blueprints import likely_of
 from sdopt.apps.foresight.fitting import (
     UNSEEN_BY,
     Data,
@@ -20,7 +21,6 @@ from sdopt.apps.foresight.fitting import (
     state_of,
 )
 from sdopt.apps.foresight.latency import Coefficients
-from sdopt.apps.foresight.memory import likely_of
 from sdopt.apps.foresight.published import Figure
 from sdopt.apps.foresight.software import Software
 from sdopt.schema import Sheet

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdopt.apps.foresight.advice import Needed, Way, WaysToFit, what_fits
+from sdopt.apps.foresight.blueprints import blueprint
 from sdopt.apps.foresight.cards import asked_for, sheets_for, with_known_card
 from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.apps.foresight.cpu import (
@@ -49,7 +50,6 @@ from sdopt.apps.foresight.memory import (
     ONLY_ALONE,
     Blueprint,
     Footprint,
-    blueprint,
     footprint,
     steps_of,
 )
@@ -225,61 +225,91 @@ def _prediction(
     learned: Learned | None,
     torch: tuple[int, int],
 ) -> Prediction:
-    learnt = coefficients()
-    memory = footprint(variant, plan, sheet)
+    device = device_of(sheet)
     images = shape.batch_size * variant.workload.images_per_prompt
     faults = [
         *faults_of(sheet.name, sheet, variant.number_types),
         builds_of(sheet, torch),
     ]
-    warning = "; ".join(filter(None, faults))
-    steps = variant.workload.steps
     prediction = Prediction(
-        *(variant.name, card, sheet, shape, images, steps, memory, REFUSED),
-        warning=warning,
+        variant.name,
+        card,
+        sheet,
+        shape,
+        images,
+        variant.workload.steps,
+        footprint(variant, plan, sheet),
+        REFUSED,
+        warning="; ".join(filter(None, faults)),
     )
-    conflicts = variant.conflicts(device_of(sheet))
+    conflicts = variant.conflicts(device)
     software = conflicts[0] if conflicts else software_of(variant, torch)
     if isinstance(software, str):
         return replace(prediction, reason=software)
-    reason = (
-        _why_not_here(software)
-        if sheet.architecture == CPU
-        else why_not(sheet)
-        or without_kernels(sheet, torch)
-        or without_arithmetic(sheet, variant.number_types)
-    )
-    if not reason and prediction.is_too_large:
-        at_first = ""
-        if memory.quantizing:
-            at_first = ", before its weights are quantized (memory=[model_offload] quantizes them in host memory)"
-        reason = (
-            f"needs at least {memory.floor:.1f} GiB of {sheet.memory_gib:.1f}{at_first}: it would spill or run out of "
-            "memory"
-        )
+    reason = _why_untold(variant, sheet, software, torch) or _too_large(prediction)
     if reason:
         return replace(prediction, reason=reason)
     case = case_of_variant(variant, plan, shape, sheet, software)
     if sheet.architecture == CPU:
         return _here(prediction, variant, plan, case)
+    return _on_card(prediction, variant, plan, case, learned)
+
+
+def _why_untold(
+    variant: Variant,
+    sheet: Sheet,
+    software: Software,
+    torch: tuple[int, int],
+) -> str:
+    """Returns why no time can be told of software on a card, or on this CPU; "" if one can."""
+    if sheet.architecture == CPU:
+        return _why_not_here(software)
+    return (
+        why_not(sheet)
+        or without_kernels(sheet, torch)
+        or without_arithmetic(sheet, variant.number_types)
+    )
+
+
+def _too_large(prediction: Prediction) -> str:
+    """Returns that a call does not fit at all; "" if it does."""
+    if not prediction.is_too_large:
+        return ""
+    memory = prediction.memory
+    at_first = ""
+    if memory.quantizing:
+        at_first = ", before its weights are quantized (memory=[model_offload] quantizes them in host memory)"
+    needs = f"needs at least {memory.floor:.1f} GiB of {prediction.sheet.memory_gib:.1f}{at_first}"
+    return f"{needs}: it would spill or run out of memory"
+
+
+def _on_card(
+    prediction: Prediction,
+    variant: Variant,
+    plan: Blueprint,
+    case: Case,
+    learned: Learned | None,
+) -> Prediction:
+    """Adds the time on a card, with its interval."""
+    learnt = coefficients()
     table = RateTable.of([case])
     vector = learnt.all if learned is None else learned[0]
-    seconds = float(np.exp(table.log_seconds(vector)[0]))
-    state = state_of(learnt.cards_of(software), sheet)
-    if not _SIZES[0] <= shape.size <= _SIZES[1] or isinstance(
-        variant.optimizations.get("caching"), Caching
-    ):
+    untold = 0.0 if learned else float(table.untold(vector)[0])
+    software = case.software
+    state = state_of(learnt.cards_of(software), case.sheet)
+    caches = isinstance(variant.optimizations.get("caching"), Caching)
+    if caches or not _SIZES[0] <= prediction.shape.size <= _SIZES[1]:
         state = EXTRAPOLATED
     # A user is a new publisher, until a measurement of theirs tells of the host.
     common = is_common(learnt, software, family_of(variant.model).title)
-    classes = labels(state, software, generation_of(sheet), learned is not None, common)
-    half = half_width(
-        learnt.widths, classes, 0.0 if learned else float(table.untold(vector)[0])
-    )
+    generation = generation_of(case.sheet)
+    classes = labels(state, software, generation, learned is not None, common)
+    half = half_width(learnt.widths, classes, untold)
+    seconds = float(np.exp(table.log_seconds(vector)[0]))
     low, high = seconds * math.exp(-half), seconds * math.exp(half)
     options = variant.optimizations.values()
     least, most = transfer_s(
-        options, plan.host_bytes, plan.call_bytes, case.steps, sheet
+        options, plan.host_bytes, plan.call_bytes, case.steps, case.sheet
     )
     if most:
         low = max(low, least) if streams(options) else low + least
@@ -292,8 +322,8 @@ def _prediction(
         low=low,
         high=high,
         shares=_shares(case, table.parts(vector)[:, 0], math.sqrt(least * most)),
-        evidence=_evidence(card, sheet, state, software, learned),
-        price=_price(variant, seconds / images),
+        evidence=_evidence(prediction.card, case, state, learned),
+        price=_price(variant, seconds / prediction.images),
     )
 
 
@@ -389,26 +419,26 @@ def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
     return {name: float(value / total) for name, value in sums.items() if value > 0}
 
 
-def _evidence(
-    card: str, sheet: Sheet, state: str, software: Software, learned: Learned | None
-) -> str:
-    known = coefficients().cards_of(software)
-    generation, count = generation_of(sheet), relatives(known, sheet)
-    own = f", {known[card]} figures of this card" if card in known else ""
-    named = (
-        generation.upper() if generation.startswith("rdna") else generation.capitalize()
-    )
-    text = f"{counted(count, f'{named} card')}{own}"
-    text = text if count else f"no {generation.capitalize()} card; others only"
-    if state == EXTRAPOLATED and count:
-        text += "; few of such cards, sizes or caches"
+def _evidence(card: str, case: Case, state: str, learned: Learned | None) -> str:
+    """Returns what a prediction rests on."""
+    known = coefficients().cards_of(case.software)
+    generation = generation_of(case.sheet)
+    name = generation.capitalize()
+    text = f"no {name} card; others only"
+    count = relatives(known, case.sheet)
+    if count:
+        if generation.startswith("rdna"):
+            name = generation.upper()
+        text = counted(count, f"{name} card")
+        if card in known:
+            text += f", {known[card]} figures of this card"
+        if state == EXTRAPOLATED:
+            text += "; few of such cards, sizes or caches"
     if learned:
         return f"{text}; {learned[1]}"
-    return text + (
-        "; none with PyTorch since 2.4"
-        if software.application == "library" and software.age == 3
-        else ""
-    )
+    if case.software.application == "library" and case.software.age == 3:
+        text += "; none with PyTorch since 2.4"
+    return text
 
 
 def _price(variant: Variant, seconds_per_image: float) -> float | None:

@@ -1,8 +1,8 @@
 """Sorts what people run Stable Diffusion with into classes that cost alike: words, or options."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from sdopt.options.attention import (
     Default,
@@ -29,6 +29,7 @@ from sdopt.pipelines.catalog import path_of
 from sdopt.pipelines.loading import family_of
 from sdopt.pipelines.stored import kinds_of_blocks
 from sdopt.pipelines.transformer_files import is_gguf
+from sdopt.schema import Model
 from sdopt.text_files import first_match
 from sdopt.variant import Variant
 
@@ -218,103 +219,105 @@ _TIMED_BLOCKS = {"Q8_0", "F32", "F16", "BF16"}
 _COUNTED = WholeSteps | DeepCaching | SpectralForecast | GuidanceInterval | None
 """Ways to leave out work of which the number of steps tells how much."""
 
+_TIMED = Precision | None
+"""Precisions of UNets of which there are figures."""
+
+_TIMED_OF_TRANSFORMERS = Precision | TorchAo | BitsAndBytes | None
+"""Those of transformers: the kernels of bitsandbytes hide that weights are unpacked, and calls on an H100 and an RTX 4090
+take no longer."""
+
 _TYPES = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 def software_of(variant: Variant, torch: tuple[int, int]) -> Software | str:
     """Returns the class of software that a variant runs with a PyTorch, or why no time can be told for it."""
-    options, transformer = variant.optimizations, not family_of(variant.model).is_unet
-    compiler, attention, precision = (
-        options.get(axis) for axis in ("compiler", "attention", "precision")
-    )
-    kind = type(compiler).__name__ if compiler is not None else "Eager"
-    backend = str(getattr(attention, "backend", ""))
-    casts = any(isinstance(option, LayerwiseCasting) for option in options.values())
-    # The kernels of bitsandbytes hide that weights are unpacked: on an H100 and an RTX 4090 calls take no longer.
-    known = Precision | TorchAo | BitsAndBytes | None
-    timed = known if transformer else Precision | None
-    blocks = (
-        kinds_of_blocks(path_of(variant.model)) if is_gguf(variant.model) else set()
-    )
-    if unknown := _unknown_axis(options):
-        return f"{unknown}={variant.choices.get(unknown, unknown)}: there are no figures of what it changes to learn from"
-    packed = ", ".join(sorted(blocks - _TIMED_BLOCKS))
-    for axis, untold, reason in (
-        ("model", bool(packed), f"there are no figures of blocks in {packed}"),
-        (
-            "precision",
-            not isinstance(precision, timed),
-            "there are no figures of its kernels",
-        ),
-        (
-            "attention",
-            not (isinstance(attention, _ATTENDS) or "native" in backend),
-            "there are no figures of its kernels",
-        ),
-        (
-            "lora",
-            not isinstance(options.get("lora"), NoLora | Fused | None),
-            "there are no figures of unfused LoRAs",
-        ),
-        (
-            "caching",
-            not isinstance(options.get("caching"), _COUNTED),
-            "there are no figures of what it leaves out",
-        ),
-        (
-            "grad_mode",
-            getattr(options.get("grad_mode"), "mode", "") == "enabled",
-            "there are no figures with autograd",
-        ),
-        (
-            "compiler",
-            kind not in _known_compilers(transformer),
-            "there are no figures of it",
-        ),
-    ):
-        if untold:
-            chosen = (
-                path_of(variant.model).name
-                if axis == "model"
-                else variant.choices.get(axis, axis)
-            )
-            return f"{axis}={chosen}: {reason} to learn from"
-    if kind == "TensorRt":
-        return Software(
-            "engine", "tensorrt", FUSED, False, _numbers(precision), True, True, torch
-        )
-    compiled, graphs = _COMPILERS[kind]
-    graphs = graphs or getattr(compiler, "mode", "") in (
-        "reduce-overhead",
-        "max-autotune",
-    )
-    plain = isinstance(attention, Vanilla | Sliced) or backend.endswith("math")
-    kept, split = SCORES if plain else FUSED, isinstance(attention, Sliced)
-    named = "compiled" if compiled else "eager"
-    if not transformer:
-        return Software(
-            "library", named, kept, split, _numbers(precision), compiled, graphs, torch
-        )
+    untold = _untold(variant)
+    if untold:
+        return untold
+    options = variant.optimizations
+    compiler = options.get("compiler")
+    attention = options.get("attention")
+    precision = options.get("precision")
     numbers = _numbers(precision)
+    kind = _kind_of(compiler)
+    if kind == "TensorRt":
+        return Software("engine", "tensorrt", FUSED, False, numbers, True, True, torch)
+    compiled, graphs = _COMPILERS[kind]
+    mode = getattr(compiler, "mode", "")
+    backend = str(getattr(attention, "backend", ""))
+    plain = isinstance(attention, Vanilla | Sliced) or backend.endswith("math")
+    named = "compiled" if compiled else "eager"
+    software = Software(
+        application="library",
+        name=named,
+        attention=SCORES if plain else FUSED,
+        split=isinstance(attention, Sliced),
+        precision=numbers,
+        compiled=compiled,
+        graphs=graphs or mode in ("reduce-overhead", "max-autotune"),
+        torch=torch,
+    )
+    if family_of(variant.model).is_unet:
+        return software
     if numbers == "int8" and not compiled:
         chosen = variant.choices.get("precision", "int8")
         return f"precision={chosen}: int8 products without a compiler run 20 times slower: choose compiler=inductor"
-    stored = casts or "Q8_0" in blocks
+    casts = any(isinstance(option, LayerwiseCasting) for option in options.values())
     weight_only = isinstance(precision, TorchAo) and not precision.activations
     in_8_bits = isinstance(precision, TorchAo) and "int8" in precision.weights
-    rescaled = weight_only and in_8_bits and not compiled
-    return Software(
-        TRANSFORMERS,
-        f"blocks_{named}",
-        kept,
-        split,
-        numbers,
-        compiled,
-        graphs,
-        torch,
-        stored or weight_only,
-        rescaled,
+    return replace(
+        software,
+        application=TRANSFORMERS,
+        name=f"blocks_{named}",
+        stored=casts or weight_only or "Q8_0" in _blocks_of(variant.model),
+        rescaled=weight_only and in_8_bits and not compiled,
     )
+
+
+def _blocks_of(model: Model) -> set[str]:
+    """Returns the types of the matrices of a model in a GGUF file; none of any other."""
+    return kinds_of_blocks(path_of(model)) if is_gguf(model) else set()
+
+
+def _kind_of(compiler: Optimization | None) -> str:
+    return type(compiler).__name__ if compiler is not None else "Eager"
+
+
+def _untold(variant: Variant) -> str:
+    """Returns what of a variant no figure tells of; "" if figures tell of all."""
+    options = variant.optimizations
+    if unknown := _unknown_axis(options):
+        return f"{unknown}={variant.choices.get(unknown, unknown)}: there are no figures of what it changes to learn from"
+    packed = ", ".join(sorted(_blocks_of(variant.model) - _TIMED_BLOCKS))
+    if packed:
+        file = path_of(variant.model).name
+        return f"model={file}: there are no figures of blocks in {packed} to learn from"
+    transformer = not family_of(variant.model).is_unet
+    for axis, what in _untold_axes(options, transformer):
+        chosen = variant.choices.get(axis, axis)
+        return f"{axis}={chosen}: there are no figures {what} to learn from"
+    return ""
+
+
+def _untold_axes(
+    options: Mapping[str, Optimization], transformer: bool
+) -> Iterator[tuple[str, str]]:
+    """Yields the axes of whose option something is not told by any figure, and what that is."""
+    timed = _TIMED_OF_TRANSFORMERS if transformer else _TIMED
+    if not isinstance(options.get("precision"), timed):
+        yield "precision", "of its kernels"
+    attention = options.get("attention")
+    native = "native" in str(getattr(attention, "backend", ""))
+    if not native and not isinstance(attention, _ATTENDS):
+        yield "attention", "of its kernels"
+    if not isinstance(options.get("lora"), NoLora | Fused | None):
+        yield "lora", "of unfused LoRAs"
+    if not isinstance(options.get("caching"), _COUNTED):
+        yield "caching", "of what it leaves out"
+    if getattr(options.get("grad_mode"), "mode", "") == "enabled":
+        yield "grad_mode", "with autograd"
+    if _kind_of(options.get("compiler")) not in _known_compilers(transformer):
+        yield "compiler", "of it"
 
 
 def _unknown_axis(options: Mapping[str, Optimization]) -> str:

@@ -224,7 +224,7 @@ def _steps(variant: Variant, whole: Costs, both: bool) -> list[tuple[int, Costs]
 def likely_of_transformer(
     work: PublishedWork, software: Software, kind: str, card_gib: float
 ) -> tuple[float, float]:
-    """Returns floor and likely GiB of a published figure, as `memory.likely_of`."""
+    """Returns floor and likely GiB of a published figure, as `blueprints.likely_of`."""
     folder, storage = ARCHITECTURES / work.architecture, work.storage
     family, size = family_of_folder(folder), (work.width, work.height)
     dtype = torch.float16 if software.precision == "fp16" else torch.bfloat16

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sdopt.apps.foresight.advice import Way
-from sdopt.apps.foresight.memory import blueprint
+from sdopt.apps.foresight.blueprints import blueprint
 from sdopt.apps.foresight.plan import plan_of
 from sdopt.apps.foresight.software import software_of
 from sdopt.hardware.cards import CUDA_CONTEXT_GIB

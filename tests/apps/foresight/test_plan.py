@@ -18,18 +18,12 @@ from runners.plan import main
 from sdopt.apps.foresight import advice, cpu, forecast
 from sdopt.apps.foresight import plan as forecasts
 from sdopt.apps.foresight.advice import Way, WaysToFit, _numbers_for, what_fits
+from sdopt.apps.foresight.blueprints import blueprint
 from sdopt.apps.foresight.cpu import ARCHITECTURE as CPU
 from sdopt.apps.foresight.cpu import device_of
 from sdopt.apps.foresight.forecast import expected
 from sdopt.apps.foresight.latency import Case, Costs
-from sdopt.apps.foresight.memory import (
-    Footprint,
-    _stored,
-    blueprint,
-    decoding_gib,
-    footprint,
-    steps_of,
-)
+from sdopt.apps.foresight.memory import Footprint, decoding_gib, footprint, steps_of
 from sdopt.apps.foresight.plan import (
     Prediction,
     learn,
@@ -42,6 +36,7 @@ from sdopt.apps.foresight.plan import (
 )
 from sdopt.apps.foresight.software import software_of
 from sdopt.apps.foresight.tables import remarks
+from sdopt.apps.foresight.unet_blueprint import _stored
 from sdopt.config.composer import composer_of
 from sdopt.config.groups import data_sheets
 from sdopt.config.paths import CONF

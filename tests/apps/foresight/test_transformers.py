@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sdopt.apps.foresight import transformer_blueprint
+from sdopt.apps.foresight.blueprints import blueprint
 from sdopt.apps.foresight.fitting import (
     EXTRAPOLATED,
     half_width,
@@ -26,7 +27,7 @@ from sdopt.apps.foresight.latency import (
     RateTable,
     coefficients,
 )
-from sdopt.apps.foresight.memory import blueprint, footprint
+from sdopt.apps.foresight.memory import footprint
 from sdopt.apps.foresight.plan import plan_of
 from sdopt.apps.foresight.published import Figure, publisher_of
 from sdopt.apps.foresight.software import TRANSFORMERS, Software, software_of
