@@ -27,7 +27,7 @@ from sdopt.apps.serving.config import Serving
 from sdopt.apps.serving.engine import Engine
 from sdopt.apps.serving.server import listen, serve
 from sdopt.apps.traffic.figures import Window, bracketing, window_of
-from sdopt.apps.traffic.generator import PATH, Sent, generate
+from sdopt.apps.traffic.generator import PATH, SendSchedule, Sent, generate
 from sdopt.apps.traffic.twin import batched, highest_rate, unit_trace
 from sdopt.errors import ENDINGS, SdoptError, UnavailableError
 from sdopt.hardware.device import Device
@@ -275,65 +275,36 @@ class LoadTest:
         Raises:
             UnavailableError: it is always sent too late.
         """
-        load, limit_s, times_s = (
-            self._load,
-            self._record.limit_s,
-            self._arrivals(replicate, rate),
-        )
-        tried, lags_ms = list[Window](), []
+        load = self._load
+        times_s = self._arrivals(replicate, rate)
+        timeout_s = max(_PATIENCE_S, 20 * self._record.limit_s)
+        tried: list[Window] = []
+        lags_ms = []
         for _ in range(_ATTEMPTS):
             self._say(
                 f"{row.name}: {len(times_s)} requests at {rate:.3g}/s, {times_s[-1]:.0f} s"
             )
-            foreign = self._device is None
             seed = load.seed + replicate * len(times_s)
-            if foreign:  # it may answer from a cache what an earlier window asked for
+            if self._is_foreign:  # it may answer from a cache what was asked earlier
                 seed = self._fresh_seed(len(times_s))
-            timeout_s = max(_PATIENCE_S, 20 * limit_s)
             schedule = target.schedule(prompts, seed, times_s.tolist(), timeout_s)
             if self._unfinished:
                 self._await_answer(row, target, prompts, timeout_s)
-            before_j, meter = (
-                self._energy_j(),
-                None if worker is None else InterferenceMeter(worker),
-            )
-            begun_s = sum(os.times()[:4])
-            sent = generate(schedule, self._note)
-            self._unfinished = foreign and _some_given_up(sent, timeout_s)
-            found = window_of(sent, rate, limit_s, load.lag_ms / 1000, self._digests)
-            found = replace(found, why=target.shown(found.why))
-            if foreign:
-                self._digests |= {
-                    each.digest for each in sent if each.digest is not None
-                }
-            # This process and the one that sends, which has ended, take processor time as a server and its clients do.
-            causes = (
-                None
-                if meter is None
-                else meter.stop(0.0, sum(os.times()[:4]) - begun_s)
-            )
-            found = replace(
-                found,
-                disturbed=None if causes is None else causes.waited + causes.stolen,
-            )
-            after_j, images = (
-                self._energy_j(),
-                found.requests - found.rejected - found.errors,
-            )
-            if before_j is not None and after_j is not None and images:
-                found = replace(found, image_j=(after_j - before_j) / images)
-            if found.void:
-                lags_ms.append(1000 * found.lag_s)
+            window = self._sent(schedule, rate, worker)
+            window = replace(window, why=target.shown(window.why))
+            if window.void:
+                lags_ms.append(1000 * window.lag_s)
                 self._say(
                     f"{row.name}: void, since requests were sent {lags_ms[-1]:.0f} ms late, of {load.lag_ms:g} ms at "
                     "most (load.lag_ms)"
                 )
                 continue
-            tried.append(found)
-            if not load.interference or (found.disturbed or 0) <= load.interference:
-                return found
+            tried.append(window)
+            disturbed = window.disturbed or 0.0
+            if not load.interference or disturbed <= load.interference:
+                return window
             self._say(
-                f"{row.name}: other work took {100 * (found.disturbed or 0):.0f} % (load.interference)"
+                f"{row.name}: other work took {100 * disturbed:.0f} % (load.interference)"
             )
         if not tried:
             enough_ms = 10 * math.ceil(1.5 * max(lags_ms) / 10)
@@ -343,6 +314,39 @@ class LoadTest:
                 "latencies, which count from the schedule, then include it"
             )
         return min(tried, key=lambda window: window.disturbed or 0)
+
+    @property
+    def _is_foreign(self) -> bool:
+        """Whether the server is only known by its address."""
+        return self._device is None
+
+    def _sent(
+        self,
+        schedule: SendSchedule,
+        rate: float,
+        worker: int | None,
+    ) -> Window:
+        """Sends the requests of a window; returns what came of them, and what other work and energy they took."""
+        before_j = self._energy_j()
+        meter = None if worker is None else InterferenceMeter(worker)
+        begun_s = _processor_s()
+        sent = generate(schedule, self._note)
+        causes = None
+        if meter is not None:
+            causes = meter.stop(0.0, _processor_s() - begun_s)
+        after_j = self._energy_j()
+        self._unfinished = self._is_foreign and _some_given_up(sent, schedule.timeout_s)
+        limit_s = self._record.limit_s
+        lag_s = self._load.lag_ms / 1000
+        window = window_of(sent, rate, limit_s, lag_s, self._digests)
+        if self._is_foreign:
+            self._digests |= {one.digest for one in sent if one.digest is not None}
+        if causes is not None:
+            window = replace(window, disturbed=causes.waited + causes.stolen)
+        images = window.requests - window.rejected - window.errors
+        if before_j is not None and after_j is not None and images:
+            window = replace(window, image_j=(after_j - before_j) / images)
+        return window
 
     def _require_image(
         self,
@@ -414,6 +418,14 @@ class LoadTest:
 def _some_without_images(windows: Sequence[Window]) -> bool:
     """Returns whether a window got none: of a server that is gone, a balancer says 503."""
     return any(each.errors + each.rejected == each.requests for each in windows)
+
+
+def _processor_s() -> float:
+    """Returns the processor time of this process and of those that it started and that have ended.
+
+    They take it as a server and its clients do.
+    """
+    return sum(os.times()[:4])
 
 
 def _some_given_up(sent: Sequence[Sent], timeout_s: float) -> bool:
