@@ -17,7 +17,8 @@ from sdopt.search.findings import RATIOS, CandidateFinding
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import UNKNOWN, front_of
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
-from sdopt.search.run import Search, budget_text, standing_of
+from sdopt.search.results import standing_of
+from sdopt.search.run import Search, budget_text
 from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
 from sdopt.statistics.sentences import described, unconfirmed
@@ -26,7 +27,7 @@ from sdopt.statistics.words import shortened, start_words, unit_text
 
 def record_of(search: Search, ended: bool = True) -> SearchRecord:
     """Returns what a search has found so far; `ended` is false if it was interrupted before it took all its steps."""
-    by_name = search.all_findings(("screen-", "race-"))
+    by_name = search.results.all_findings(("screen-", "race-"))
     judgements = search.judgements
     winner = next(iter(judgements.passed), None)
     undecided = None if winner else next(iter(judgements.undecided), None)
@@ -44,7 +45,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
                 entry_of(candidate, fate, why, by_name.get(candidate.name, []))
             )
     studies = [summary.result for summary in judgements.studies.values()]
-    example = next(iter(search.results("screen-")), next(iter(studies), None))
+    example = next(iter(search.results.of("screen-")), next(iter(studies), None))
     started = search.trials.started
     best = winner or undecided
     answer = _Answer(search, judgements, entries)
@@ -367,7 +368,7 @@ def _noise(search: Search) -> str:
     """Returns how far processes or prompts differ; "" if no control measured it."""
     spreads = []
     for objective in search.config.objectives:
-        noise = search.noise(objective, ("screen-", "race-"))
+        noise = search.results.noise(objective, ("screen-", "race-"))
         if objective not in RATIOS:
             spreads.append(f"{objective}: from prompt to prompt")
         elif noise.degrees:

@@ -166,46 +166,28 @@ def begun(
     Raises:
         UsageError: a storage cannot be written, or an earlier call's files and trials do not belong together.
     """
-    config, tracking = prepared.config, prepared.baseline.tracking
-    if warning := require_store(tracking, config.title):
+    config = prepared.config
+    if warning := require_store(prepared.baseline.tracking, config.title):
         say(warning)
     if not prepared.machine.device.is_cuda and (busy := busy_with_other_work()):
         say(f"{busy}: calls take longer here, and their times differ more")
-    folder = _folder_of(
-        Path(config.folder).expanduser() / f"{config.title}-{_identity(prepared)}",
-        again,
-    )
+    folder = _folder_of(prepared, again)
     folder.mkdir(parents=True, exist_ok=True)
-    name = folder.name
     with lock_folder(folder) as ours:
         if not ours:
             raise OccupiedError(
                 f"{folder}: another search runs in this folder; wait for it, or add --again"
             )
-        trials = Trials.open(name, prepared.space, config)
-        there = {path.parent.name for path in folder.glob("screen-*/result.json")}
-        if trials.measured - there or there - trials.stages:
-            where = (
-                f"search.storage={config.storage} and {folder} do not belong together"
-            )
-            raise UsageError(
-                f"{where}: one of them was removed; begin another search with --again"
-            )
-        if there and (
-            differing := list(_since(read_result(folder / min(there)), prepared))
-        ):
-            raise UsageError(
-                [
-                    f"{folder}: cannot go on, since its studies were of others: {reason}; begin another search with --again"
-                    for reason in differing
-                ]
-            )
-        studies = Studies(prepared.given, config, prepared.config_dir, folder)
+        trials = Trials.open(folder.name, prepared.space, config)
+        _require_same(folder, trials, prepared)
         answered = read_answered(folder)
+        goes_on = False
+        if answered is not None:
+            goes_on = not answered.covers(config.budget_s, config.trials)
         search = Search(
             config,
             prepared.space,
-            studies,
+            Studies(prepared.given, config, prepared.config_dir, folder),
             trials,
             began + config.budget_s,
             say,
@@ -213,14 +195,33 @@ def begun(
             expected_call_s=prepared.expected_call_s,
             ready_s=time.monotonic() - began,
             answered=answered is not None,
-            goes_on=answered is not None
-            and not answered.covers(config.budget_s, config.trials),
+            goes_on=goes_on,
         )
         try:
             yield search
         finally:
             with suppress(OSError):  # of all that measured something
                 folder.rmdir()
+
+
+def _require_same(folder: Path, trials: Trials, prepared: Prepared) -> None:
+    """Raises UsageError if what an earlier call left in a folder is not of the trials, or of other surroundings."""
+    there = {path.parent.name for path in folder.glob("screen-*/result.json")}
+    if trials.measured - there or there - trials.stages:
+        storage = prepared.config.storage
+        raise UsageError(
+            f"search.storage={storage} and {folder} do not belong together: one of them was removed; begin another "
+            "search with --again"
+        )
+    if not there:
+        return
+    problems = []
+    for reason in _since(read_result(folder / min(there)), prepared):
+        problems.append(
+            f"{folder}: cannot go on, since its studies were of others: {reason}; begin another search with --again"
+        )
+    if problems:
+        raise UsageError(problems)
 
 
 def _since(earlier: StudyResult, prepared: Prepared) -> Iterator[str]:
@@ -246,8 +247,11 @@ def _since(earlier: StudyResult, prepared: Prepared) -> Iterator[str]:
             yield "its prompts"
 
 
-def _folder_of(base: Path, again: bool) -> Path:
+def _folder_of(prepared: Prepared, again: bool) -> Path:
     """Returns the folder of the newest search of those that are the same, or that of one more."""
+    config = prepared.config
+    name = f"{config.title}-{_identity(prepared)}"
+    base = Path(config.folder).expanduser() / name
     there = numbered(base)
     if not there:
         return base
@@ -274,15 +278,15 @@ def answered(search: Search, question: str) -> None:
 
     Does nothing where the budget ended before the best candidate was judged: another call judges it. Raises OSError.
     """
-    if search.unjudged is None:
-        folder, config = search.studies.folder, search.config
-        longest, earlier = (
-            Answered(config.budget_s, config.trials, question),
-            read_answered(folder),
-        )
-        if earlier is not None and earlier.covers(config.budget_s, config.trials):
-            longest = replace(earlier, question=question)
-        write_answered(folder, longest)
+    if search.unjudged is not None:
+        return
+    folder = search.studies.folder
+    config = search.config
+    longest = Answered(config.budget_s, config.trials, question)
+    earlier = read_answered(folder)
+    if earlier is not None and earlier.covers(config.budget_s, config.trials):
+        longest = replace(earlier, question=question)
+    write_answered(folder, longest)
 
 
 def concluded(search: Search, ended: bool = True) -> SearchRecord:
@@ -324,7 +328,7 @@ def logged(search: Search, record: SearchRecord, tracking: Tracking) -> Logged:
         if (path := inside(folder, name)).is_file()
     ]
     judged = [summary.result for summary in search.judgements.studies.values()]
-    screened = next(iter([*search.results("screen-"), *judged]), None)
+    screened = next(iter([*search.results.of("screen-"), *judged]), None)
     tags = common_tags(screened, screened.config) if screened else {}
     tags.pop(STUDY, None)
     # The studies that screen have none of the user's.

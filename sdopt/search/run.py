@@ -8,7 +8,7 @@ figure of several would be biased.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -16,18 +16,13 @@ from statistics import mean
 
 from sdopt.contract import Contract
 from sdopt.errors import UsageError, counted
-from sdopt.gate.rule_checks import decidable
-from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
-from sdopt.schema import Gate
 from sdopt.search.budget import Cost, SearchBudget
 from sdopt.search.config import SearchConfig
-from sdopt.search.findings import RATIOS, CandidateFinding, control_of, findings_of
+from sdopt.search.findings import CandidateFinding
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import (
-    DistanceStanding,
     RatioStanding,
-    Scatter,
     Standing,
     Standings,
     contenders,
@@ -35,12 +30,11 @@ from sdopt.search.racing import (
     race,
 )
 from sdopt.search.record import FINAL, Fate, start_said
+from sdopt.search.results import Results, costs_of, standing_of
 from sdopt.search.space import Combination, Space
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.search.trials import Trials
-from sdopt.statistics.break_even import first_image_s
 from sdopt.statistics.change_words import duration_text
-from sdopt.statistics.ratios import latency
 from sdopt.statistics.words import gib_text, shortened
 from sdopt.study.timeline import waited_s
 from sdopt.study.work import Sharing, work_ahead
@@ -92,9 +86,13 @@ class Search:
     ready_s: float = 0.0
     unjudged: float | None = None
     dropped: dict[str, tuple[Fate, str]] = field(default_factory=dict)
-    _read: dict[str, dict[str, CandidateFinding]] = field(default_factory=dict)
     _cut: bool = False
     """Whether a study was ended because its time was up: this call screens no more, and the next one completes it."""
+
+    @cached_property
+    def results(self) -> Results:
+        """What its studies measured."""
+        return Results(self.studies)
 
     @cached_property
     def budget(self) -> SearchBudget:
@@ -116,7 +114,7 @@ class Search:
             )
         budget = SearchBudget(work, self.deadline, self.config.finalists)
         # The first study of candidates is planned by what the baseline took, if it was calibrated.
-        for result in self.finished("screen-"):
+        for result in self.results.finished("screen-"):
             cost, costs = costs_of(result)
             budget.baseline = cost or budget.baseline
             budget.costs |= costs
@@ -128,7 +126,7 @@ class Search:
     def _learn_baseline(self, budget: SearchBudget) -> None:
         """Lets a budget know what the baseline took while it was calibrated, unless a screening study says so."""
         if not budget.costs:
-            for result in self.finished(CALIBRATE):
+            for result in self.results.finished(CALIBRATE):
                 baseline, _ = costs_of(result)
                 budget.baseline = baseline or budget.baseline
 
@@ -217,21 +215,14 @@ class Search:
         """The verdicts of the judged studies that ended."""
         ended = [
             (folder, result)
-            for folder, result in self._judged()
+            for folder, result in self.results.judged()
             if result.status == "finished"
         ]
         return Judgements.of(ended, self.config)
 
-    def _judged(self) -> list[tuple[str, StudyResult]]:
-        """Returns the judged studies, be they unfinished, each with the name of its folder, the oldest first."""
-        judged = [(FINAL, result) for result in self.results(FINAL)]
-        for number, result in enumerate(self.results(f"{FINAL}-"), start=1):
-            judged.append((f"{FINAL}-{number}", result))
-        return judged
-
     def _at_hand(self) -> StudyResult | None:
         """Returns the judged study that this call completes; None if it may select anew."""
-        judged = self._judged()
+        judged = self.results.judged()
         if not judged:
             return None
         _, latest = judged[-1]
@@ -241,7 +232,7 @@ class Search:
     @property
     def _judging_stage(self) -> str:
         """The folder of the judged study that this call completes or begins."""
-        judged = self._judged()
+        judged = self.results.judged()
         number = len(judged)
         if self._at_hand() is not None:
             number -= 1
@@ -301,7 +292,10 @@ class Search:
     @property
     def _is_measured(self) -> bool:
         """Whether it is known what a call of the baseline takes."""
-        measured = [*self.finished(CALIBRATE), *self.finished("screen-")]
+        measured = [
+            *self.results.finished(CALIBRATE),
+            *self.results.finished("screen-"),
+        ]
         return any(costs_of(result)[0] for result in measured)
 
     def _least_min(self, calibrating_s: float) -> int:
@@ -403,7 +397,7 @@ class Search:
     @property
     def _races(self) -> int:
         """The number of races so far."""
-        return sum(1 for _ in self.results("race-"))
+        return sum(1 for _ in self.results.of("race-"))
 
     def _duration_text(self, stage: str, names: Sequence[str]) -> str:
         minutes = math.ceil(self.budget.seconds_of(stage, names) / 60)
@@ -421,7 +415,7 @@ class Search:
             stage, candidates, limit_s=limit_s, within=self._within(len(candidates))
         )
         self._cut = result.status != "finished"
-        findings = self.findings(result)
+        findings = self.results.findings(result)
         took_s = time.monotonic() - began - waited_s(self.studies.folder / stage)
         baseline, costs = costs_of(result)
         self.budget.baseline = baseline or self.budget.baseline
@@ -504,11 +498,11 @@ class Search:
         """Returns the estimates of all candidates after a number of races; drops those that are ruled out."""
         stages = ("screen-", *(f"race-{number}" for number in range(races)))
         noise = {
-            objective: self.noise(objective, stages)
+            objective: self.results.noise(objective, stages)
             for objective in self.config.objectives
         }
         standings: dict[str, list[Standing]] = {}
-        for name, findings in self.all_findings(stages).items():
+        for name, findings in self.results.all_findings(stages).items():
             reasons = [finding.out for finding in findings if finding.out]
             if reasons:
                 self._drop([name], "fail", reasons[0])
@@ -545,7 +539,7 @@ class Search:
         if not isinstance(fastest, RatioStanding) or not fastest.noise.degrees:
             return order
         latest = fastest.loss + math.sqrt(fastest.noise.variance)
-        findings = self.all_findings(("screen-", "race-"))
+        findings = self.results.all_findings(("screen-", "race-"))
 
         def distance(name: str) -> float:
             known = [one.losses.get("distance") for one in findings.get(name, ())]
@@ -560,87 +554,7 @@ class Search:
     def _drop(self, names: Iterable[str], fate: Fate, why: str) -> None:
         self.dropped |= dict.fromkeys(names, (fate, why))
 
-    # ------------------------------------------------------------------------------------------------------- reading
-
-    def noise(self, objective: str, stages: Sequence[str]) -> Scatter:
-        """Estimates from the repeated baselines of some stages how far processes differ in time or memory."""
-        controls = []
-        for stage in stages:
-            for result in self.finished(stage):
-                control = control_of(result, objective)
-                if control is not None:
-                    controls.append(control)
-        return Scatter.of_controls(controls)
-
-    def all_findings(self, stages: Sequence[str]) -> dict[str, list[CandidateFinding]]:
-        """Returns each candidate's findings in the studies of some stages, by name."""
-        by_name: dict[str, list[CandidateFinding]] = {}
-        for stage in stages:
-            for result in self.finished(stage):
-                if result.id not in self._read:
-                    self._read[result.id] = self.findings(result)
-                for name, finding in self._read[result.id].items():
-                    by_name.setdefault(name, []).append(finding)
-        return by_name
-
-    def findings(self, result: StudyResult) -> dict[str, CandidateFinding]:
-        """Returns each candidate's finding in one study, by name."""
-        quality = result.config.quality
-        images = (quality.prompt_count or 0) * result.config.workload.images_per_prompt
-        gate = decidable(self.gate, quality, result.config.model, images)
-        return findings_of(result, self.config, gate)
-
-    @cached_property
-    def gate(self) -> Gate:
-        """The rules that the finalists are judged by."""
-        return self.studies.composed(FINAL)[0].gate
-
-    def finished(self, stage: str) -> Iterator[StudyResult]:
-        """Yields the results of a stage whose studies ended, be it early."""
-        return (
-            result
-            for result in self.results(stage)
-            if result.status in ("finished", "interrupted")
-        )
-
-    def results(self, stage: str) -> Iterator[StudyResult]:
-        """Yields the result of the study `stage`; if `stage` ends in a hyphen, of all studies with that prefix."""
-        folders = f"{stage}*" if stage.endswith("-") else stage
-        files = self.studies.folder.glob(f"{folders}/result.json")
-        # The tenth study of a kind comes after the second one.
-        for path in sorted(files, key=lambda path: (len(path.parent.name), path)):
-            yield read_result(path)
-
 
 def budget_text(minutes: int) -> str:
     """Returns a budget as the two commands of a search take it."""
     return f"search.budget_s={60 * minutes} (sdopt optimize --budget {minutes}m)"
-
-
-def costs_of(result: StudyResult) -> tuple[Cost | None, dict[str, Cost]]:
-    """Returns what a process of the baseline takes, if it was timed, and one of each timed candidate, by name."""
-    costs = {}
-    for row in result.variants:
-        call, start_s = latency(row, "median", 0.95), first_image_s(row)
-        if call is not None:
-            costs[row.name] = Cost(start_s or 0.0, call.estimate)
-    candidates = {row.name for row in result.candidates}
-    return costs.get(result.baseline), {
-        name: costs[name] for name in costs if name in candidates
-    }
-
-
-def standing_of(
-    findings: Sequence[CandidateFinding],
-    objective: str,
-    noise: Scatter,
-) -> Standing:
-    """Returns the estimate of a candidate in one objective, from all studies that measured it."""
-    if objective in RATIOS:
-        return RatioStanding.of(
-            [(finding.losses[objective], finding.processes) for finding in findings],
-            noise,
-        )
-    # Each study draws the prompts of the earlier ones, and further ones.
-    last = max(findings, key=lambda finding: len(finding.distances))
-    return DistanceStanding(last.losses[objective], last.distances)

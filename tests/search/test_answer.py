@@ -149,10 +149,12 @@ def test_of_equally_fast_ones_the_closest_is_judged_first() -> None:
         _standings=lambda _: {
             name: [RatioStanding(loss, 1, noise)] for name, loss in losses.items()
         },
-        all_findings=lambda _: {
-            name: [SimpleNamespace(losses={"distance": distance})]
-            for name, distance in distances.items()
-        },
+        results=SimpleNamespace(
+            all_findings=lambda _: {
+                name: [SimpleNamespace(losses={"distance": distance})]
+                for name, distance in distances.items()
+            }
+        ),
     )
     order = Search._closest_first(cast(Search, search), list(losses))
     assert order == ["deepcache", "spectrum", "first_block"]

@@ -23,6 +23,7 @@ from sdopt.search.config import search_file
 from sdopt.search.findings import CandidateFinding, findings_of
 from sdopt.search.racing import RatioStanding, Scatter, Standings
 from sdopt.search.record import FINAL
+from sdopt.search.results import Results
 from sdopt.search.run import Search
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
@@ -83,6 +84,26 @@ class Options:
         return found
 
 
+class Begun(Results):
+    """The studies that a simulated search has begun, which say nothing of candidates."""
+
+    def __init__(self, log: Sequence[tuple[str, list[str]]]) -> None:
+        self._log = log
+
+    def all_findings(self, stages: Sequence[str]) -> dict[str, list[CandidateFinding]]:
+        return {}
+
+    def of(self, stage: str) -> Iterator[StudyResult]:
+        begun = [name for name, _ in self._log if name.startswith(stage)]
+        result = SimpleNamespace(
+            candidates=(),
+            status="interrupted",
+            variants=(),
+            config=SimpleNamespace(quality=SimpleNamespace(prompt_count=8)),
+        )
+        return iter([result] * len(begun))  # type: ignore[list-item]
+
+
 class Simulated(Search):
     """A search whose studies move the clock by what they truly take."""
 
@@ -108,6 +129,7 @@ class Simulated(Search):
             process_s=0.0,
         )
         self.__dict__["budget"] = budget
+        self.__dict__["results"] = Begun(self.log)
 
         def measure(
             stage: str,
@@ -158,21 +180,8 @@ class Simulated(Search):
             for c in self.trials.candidates
         }
 
-    def all_findings(self, stages: Sequence[str]) -> dict[str, list[CandidateFinding]]:
-        return {}
-
     def _has_begun(self, stage: str) -> bool:
         return any(stage == begun for begun, _ in self.log)
-
-    def results(self, stage: str) -> Iterator[StudyResult]:
-        begun = [name for name, _ in self.log if name.startswith(stage)]
-        result = SimpleNamespace(
-            candidates=(),
-            status="interrupted",
-            variants=(),
-            config=SimpleNamespace(quality=SimpleNamespace(prompt_count=8)),
-        )
-        return iter([result] * len(begun))  # type: ignore[list-item]
 
 
 def searched(

@@ -39,7 +39,7 @@ from sdopt.search.record import (
     page_of,
     read_record,
 )
-from sdopt.search.run import Search
+from sdopt.search.results import Results
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.statistics.comparing import compare
@@ -551,9 +551,11 @@ def test_the_tenth_judged_study_comes_after_the_second(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "result.json").write_text("{}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sdopt.search.run.read_result", lambda folder: folder.parent.name)
-        search = cast(Search, SimpleNamespace(studies=SimpleNamespace(folder=tmp_path)))
-        found = [str(name) for name in Search.results(search, "final-")]
+        patch.setattr(
+            "sdopt.search.results.read_result", lambda folder: folder.parent.name
+        )
+        results = Results(cast(Studies, SimpleNamespace(folder=tmp_path)))
+        found = [str(name) for name in results.of("final-")]
     assert found == ["final-1", "final-2", "final-10"]
 
 
