@@ -98,65 +98,77 @@ def cost_of(
     `result` is its plan, `records` the folder that holds earlier results, `sharing` how its processes share the
     machine, and `begun_after_s` what the command took to begin.
     """
-    config = result.config
-    processes = len(variants) * config.replicates
-    batch = drawing_batch(variants, config.quality.batch_size, config.gate.judges)
-    calls = calls_ahead(
-        variants, processes, config.protocol.rounds, config.protocol, batch
+    cost = _untimed(variants, result.config, sharing)
+    earlier = _earlier(result, records)
+    if earlier is None:
+        source = "no earlier run of this model and size on this device"
+        weights = _weights_gib(result.config.model)
+        if weights:
+            source += "; memory is the size of the files with weights alone"
+        return replace(cost, memory_gib=weights, based_on=source)
+    study, folder = earlier
+    baseline = study.baseline_variant
+    steps = variants[0].workload.steps / baseline.config.workload.steps
+    call_s = _call_s(study) * steps * _times_as_much(variants)
+    loads = [m.load_s for m in baseline.measurements if m.load_s is not None]
+    load_s = float(np.median(loads or [0.0]))
+    protocol = result.config.protocol
+    return replace(
+        cost,
+        seconds=cost.time_s(protocol, call_s, load_s, begun_after_s),
+        memory_gib=peak_memory_gib(baseline),
+        based_on=f"from {folder}",
     )
+
+
+def _untimed(
+    variants: Sequence[Variant],
+    config: RecordedConfig,
+    sharing: Sharing,
+) -> StudyCost:
+    """Returns the cost of a study in processes, calls and downloads."""
     protocol, quality = config.protocol, config.quality
+    processes = len(variants) * config.replicates
+    batch = drawing_batch(variants, quality.batch_size, config.gate.judges)
+    calls = calls_ahead(variants, processes, protocol.rounds, protocol, batch)
     work = work_ahead(
         variants[:-1], config.replicates, protocol, quality, batch, sharing
     )
     starts = work.starts * len(variants)
     count = len(variants) - 1
-    alone = starts + work.calls * count + work.images_s([1.0] * count) + work.repeated
-    models = dict.fromkeys(variant.model for variant in variants)
-    downloads = {}
-    for model in models:
-        fetched = base_of(model) if is_transformer(model) else model
-        if fetched.weights == "hub":
-            downloads[str(fetched.hub_id)] = download_bytes(fetched)
-    cost = StudyCost(
+    images = work.images_s([1.0] * count)
+    return StudyCost(
         processes,
         calls,
-        alone,
+        calls_alone=starts + work.calls * count + images + work.repeated,
         seconds=None,
         memory_gib=None,
         based_on="",
-        downloads=downloads,
+        downloads=_downloads(variants),
         starts=starts,
         programs=count - 1,
         compiling=sum(map(_compiles, variants)),
     )
-    earlier = _earlier(result, records)
-    if earlier is None:
-        weights = _weights_gib(config.model)
-        source = "no earlier run of this model and size on this device" + (
-            "; memory is the size of the files with weights alone" if weights else ""
-        )
-        return replace(cost, memory_gib=weights, based_on=source)
-    earlier_study, folder = earlier
-    baseline = earlier_study.baseline_variant
-    # Each shape is called equally often.
-    at_shapes = [
-        latency(baseline.at(shape_index), "median", 0.95)
-        for shape_index in range(len(earlier_study.shapes))
-    ]
-    mean = float(np.mean([call.estimate for call in at_shapes if call is not None]))
-    steps = variants[0].workload.steps / baseline.config.workload.steps
-    one_call = mean * steps * _times_as_much(variants)
-    load = float(
-        np.median(
-            [m.load_s for m in baseline.measurements if m.load_s is not None] or [0.0]
-        )
-    )
-    return replace(
-        cost,
-        seconds=cost.time_s(protocol, one_call, load, begun_after_s),
-        memory_gib=peak_memory_gib(baseline),
-        based_on=f"from {folder}",
-    )
+
+
+def _downloads(variants: Sequence[Variant]) -> dict[str, int | None]:
+    """Returns the bytes that are fetched of each repository of the hub; None where that is not known."""
+    downloads = {}
+    for model in dict.fromkeys(variant.model for variant in variants):
+        fetched = base_of(model) if is_transformer(model) else model
+        if fetched.weights == "hub":
+            downloads[str(fetched.hub_id)] = download_bytes(fetched)
+    return downloads
+
+
+def _call_s(study: StudyResult) -> float:
+    """Returns the seconds of a call of a study's baseline: the mean over the shapes, which are called equally often."""
+    seconds = []
+    for shape_index in range(len(study.shapes)):
+        call = latency(study.baseline_variant.at(shape_index), "median", 0.95)
+        if call is not None:
+            seconds.append(call.estimate)
+    return float(np.mean(seconds))
 
 
 def _earlier(result: StudyResult, records: Path) -> tuple[StudyResult, Path] | None:

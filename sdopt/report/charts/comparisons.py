@@ -192,27 +192,7 @@ def waterfall(summary: Summary) -> Spec | None:
 
     Each step begins where the one before it ended, if it was compared with that one.
     """
-    data: list[dict[str, Any]] = []
-    for row in summary.figures:
-        if row.speedup_beside is None or row.variant.is_control:
-            continue
-        start, interval = 1.0, row.speedup_beside.interval
-        if data and data[-1]["name"] == row.reference:
-            start, data[-1]["joined"] = data[-1]["end"], True
-        low = None if interval.low is None else start * interval.low
-        high = None if interval.high is None else start * interval.high
-        data.append({
-            "name": row.variant.name,
-            "start": start,
-            "end": start * interval.estimate,
-            "low": low,
-            "high": high,
-            "joined": False,
-            "speed": str(speed_of(row.speedup_beside)),
-            "figure": row.speedup_beside.text,
-            "total": f"{start * interval.estimate:.2f}×",
-            "reference": row.reference,
-        })  # fmt: skip
+    data = _steps(summary)
     if not data:
         return None
     rows = Rows(data, [("this step", "figure", 132), ("in all", "total", 50)])
@@ -257,6 +237,34 @@ def waterfall(summary: Summary) -> Spec | None:
         [grid, connectors, bars, *whiskers],
         "Waterfall of the steps",
     )
+
+
+def _steps(summary: Summary) -> list[dict[str, Any]]:
+    """Returns the records of the steps of a cumulative study, each from where the one before it ended."""
+    data: list[dict[str, Any]] = []
+    for row in summary.figures:
+        ratio = row.speedup_beside
+        if ratio is None or row.variant.is_control:
+            continue
+        start = 1.0
+        if data and data[-1]["name"] == row.reference:
+            start = data[-1]["end"]
+            data[-1]["joined"] = True
+        interval = ratio.interval
+        end = start * interval.estimate
+        data.append({
+            "name": row.variant.name,
+            "start": start,
+            "end": end,
+            "low": None if interval.low is None else start * interval.low,
+            "high": None if interval.high is None else start * interval.high,
+            "joined": False,
+            "speed": str(speed_of(ratio)),
+            "figure": ratio.text,
+            "total": f"{end:.2f}×",
+            "reference": row.reference,
+        })  # fmt: skip
+    return data
 
 
 def interactions(summary: Summary) -> Spec | None:
