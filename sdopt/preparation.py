@@ -23,7 +23,7 @@ from sdopt.pipelines.families import (
     twin_of_folder,
 )
 from sdopt.pipelines.family import family_named
-from sdopt.pipelines.hub import fetch_models
+from sdopt.pipelines.fetching import fetch_models
 from sdopt.pipelines.loading import (
     family_of,
     folder_of,

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -62,14 +63,20 @@ def imports_of(path: Path, source: str) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, name) for name in rooms or [module])
 
 
-def violations(path: Path, source: str) -> list[str]:
+@cache
+def imports_in(path: Path) -> tuple[tuple[int, str], ...]:
+    """The imports of a file of the checkout, which is read once."""
+    return tuple(imports_of(path, (ROOT / path).read_text()))
+
+
+def violations(path: Path) -> list[str]:
     room = room_of(module_of(path))
     if room not in FLOORS:
         return [
             f"{path}: the room '{room}' has no floor; add it to the table in sdopt/README.md above all that it imports"
         ]
     found = []
-    for line, module in imports_of(path, source):
+    for line, module in imports_in(path):
         other = room_of(module)
         if module.partition(".")[0] not in ("sdopt", "runners") or other == room:
             continue
@@ -100,7 +107,7 @@ def named_for_applications() -> set[str]:
 def test_applications_import_only_what_is_named_for_them() -> None:
     used = set()
     for path in (path for path in FILES if path.parts[:2] == ("sdopt", "apps")):
-        modules = {module for _, module in imports_of(path, (ROOT / path).read_text())}
+        modules = {module for _, module in imports_in(path)}
         used |= {
             module
             for module in modules
@@ -110,11 +117,7 @@ def test_applications_import_only_what_is_named_for_them() -> None:
 
 
 def test_a_room_imports_only_rooms_below_it() -> None:
-    found = [
-        violation
-        for path in FILES
-        for violation in violations(path, (ROOT / path).read_text())
-    ]
+    found = [violation for path in FILES for violation in violations(path)]
     assert not found, "\n".join(found)
 
 
@@ -122,3 +125,32 @@ def test_every_room_of_the_table_is_there() -> None:
     assert FLOORS[:4] == ["runners", "__main__", "cli", "sdopt"]
     assert {room_of(module_of(path)) for path in FILES} == set(FLOORS)
     assert len(FLOORS) == len(set(FLOORS))
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """The circles of modules that import each other, each once."""
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def follow(module: str, way: list[str]) -> None:
+        if module in way:
+            found.append(way[way.index(module) :])
+        elif module not in done:
+            for other in sorted(arrows[module]):
+                follow(other, [*way, module])
+            done.add(module)
+
+    for module in sorted(arrows):
+        follow(module, [])
+    return found
+
+
+def test_no_module_is_imported_by_what_it_imports() -> None:
+    """Whoever reads one of them would have to read the other first; a package's `__init__` may offer its modules."""
+    files = {module_of(path): path for path in FILES if path.name != "__init__.py"}
+    arrows = {
+        module: {imported for _, imported in imports_in(path) if imported in files}
+        for module, path in files.items()
+    }
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c"]]
+    assert not circles(arrows)

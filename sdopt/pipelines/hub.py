@@ -1,7 +1,7 @@
 """Models on the Hugging Face Hub: the parent process fetches them once; the workers read the local cache."""
 
 import fnmatch
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,6 @@ from sdopt.pipelines.family import family_named
 from sdopt.pipelines.parts import TEXT_ENCODERS
 from sdopt.pipelines.transformer_files import (
     base_of,
-    is_transformer,
     parts_apart,
 )
 from sdopt.pipelines.weights import SENTENCEPIECES, require_variant, variants_among
@@ -27,28 +26,6 @@ from sdopt.schema import Model
 
 NETWORK_WEIGHTS = "diffusion_pytorch_model.safetensors"
 """The file with the weights of one diffusers network; its configuration lies beside it."""
-
-
-def fetch_models(models: Iterable[Model]) -> None:
-    """Downloads missing files of the models on the hub into the local cache, where the workers read them.
-
-    Raises:
-        UsageError: a model cannot be fetched, or is not a pipeline that sdopt runs; reports all of them together.
-    """
-    from sdopt.pipelines.checks import require_folder, require_model
-
-    problems = []
-    for model in dict.fromkeys(models):
-        try:
-            if model.weights == "hub":
-                require_folder(hub_folder(model, fetch=True), model)
-            elif is_transformer(model):
-                fetch_base(model)
-                require_model(model)
-        except UsageError as error:
-            problems += error.problems
-    if problems:
-        raise UsageError(problems)
 
 
 def fetch_base(model: Model) -> None:

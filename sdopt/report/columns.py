@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sdopt.record.comparisons import Interval
-from sdopt.record.records import Status
+from sdopt.record.records import Status, StudyResult
 from sdopt.report.blocks import Cell, Table
 from sdopt.report.tones import TONES
 from sdopt.schema import Shape
@@ -87,6 +87,13 @@ class Column:
         return [value_cell(self.value(row)) for row in rows]
 
 
+def compared(result: StudyResult, row: Row) -> str:
+    """Returns the variant's name, with that of its reference where this is not the baseline."""
+    if row.reference in ("", result.baseline):
+        return row.name
+    return f"{row.name} against {row.reference}"
+
+
 # Cells ----------------------------------------------------------------------------------------------------------------
 
 
@@ -137,6 +144,17 @@ def memory_cell(row: Row, view: TableView | None = None) -> Cell:
         if row.memory
         else Cell(peak)
     )
+
+
+def memory_text(row: Row) -> str:
+    """Returns the peak of memory, and by how much it differs from the baseline's; "" if it was not measured."""
+    if row.peak_gib is None:
+        return ""
+    text = gib_text(row.peak_gib)
+    ratio = row.over_baseline.get(MEMORY_RATIO.name)
+    if ratio is None:
+        return text
+    return f"{text} ({share_text(ratio.interval.estimate)})"
 
 
 def images_cell(row: Row, view: TableView) -> Cell:

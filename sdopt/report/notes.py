@@ -8,6 +8,7 @@ from sdopt.record.choices import NONE, difference, option_name
 from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import GpuState
+from sdopt.report.columns import compared
 from sdopt.statistics.break_even import compiled_earlier_s
 from sdopt.statistics.disturbance import count_rounds, unsettled
 from sdopt.statistics.figures import floor_range
@@ -16,7 +17,6 @@ from sdopt.statistics.precision import kept_going
 from sdopt.statistics.row_figures import LAUNCH_BOUND, busy_share
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import (
-    compared,
     sampling_text,
     seconds_text,
     shortened,

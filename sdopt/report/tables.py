@@ -16,6 +16,7 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.report.blocks import Block, Cell, Notes, Table
 from sdopt.report.columns import (
     TableView,
+    compared,
     further_columns,
     ratio_cell,
     table_of,
@@ -30,7 +31,6 @@ from sdopt.statistics.row_figures import stage_peaks
 from sdopt.statistics.rows import Row
 from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import (
-    compared,
     gib_text,
     seconds_parts,
     seconds_text,

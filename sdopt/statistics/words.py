@@ -1,16 +1,12 @@
 """Puts figures into words, alike in every report: times, memory, the sampling of a study, and start-up."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from sdopt.record.comparisons import BreakEven, Interval
 from sdopt.record.records import Status, StudyResult
 from sdopt.statistics.break_even import break_even_text, start_text
-from sdopt.statistics.measures import MEMORY_RATIO, Ratio
+from sdopt.statistics.measures import Ratio
 from sdopt.statistics.ratios import MINIMUM_PROCESSES, needed_processes
-
-if TYPE_CHECKING:
-    from sdopt.statistics.rows import Row
 
 
 def seconds_text(interval: Interval) -> str:
@@ -75,24 +71,6 @@ def share_text(ratio: float) -> str:
     change = round(100 * (ratio - 1))
     sign = "−" if change < 0 else "+"
     return f"{sign}{abs(change)} %"
-
-
-def memory_text(row: "Row") -> str:
-    """Returns the peak of memory, and by how much it differs from the baseline's; "" if it was not measured."""
-    if row.peak_gib is None:
-        return ""
-    text = gib_text(row.peak_gib)
-    ratio = row.over_baseline.get(MEMORY_RATIO.name)
-    if ratio is None:
-        return text
-    return f"{text} ({share_text(ratio.interval.estimate)})"
-
-
-def compared(result: StudyResult, row: "Row") -> str:
-    """Returns the variant's name, with that of its reference where this is not the baseline."""
-    if row.reference in ("", result.baseline):
-        return row.name
-    return f"{row.name} against {row.reference}"
 
 
 def has_intervals(result: StudyResult) -> bool:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors import SafetensorError
@@ -20,12 +19,10 @@ from safetensors.numpy import load_file, save_file
 from sdopt.record.images import is_there
 from sdopt.record.records import VariantResult
 from sdopt.record.scores import ImageRecord
+from sdopt.study.session import Session, VariantProcess
 from sdopt.variant import Variant
 from sdopt.worker.draws import LATENTS, Draw, draw_of, latents_file
 from sdopt.worker.protocol import SampledImage
-
-if TYPE_CHECKING:
-    from sdopt.study.session import Session, VariantProcess
 
 Place = tuple[int, int]
 """The position of a prompt, and of an image among those of the prompt."""

@@ -19,6 +19,7 @@ from sdopt.statistics.disturbance import (
 )
 from sdopt.study.budget import Spending
 from sdopt.study.evidence import Inspection
+from sdopt.study.reuse import TimedImages
 from sdopt.study.session import Session, VariantProcess
 from sdopt.study.work import batched
 from sdopt.worker.host import PipelineHost
@@ -37,6 +38,7 @@ class _Timing:
     def __init__(self, session: Session, spending: Spending) -> None:
         self._session, self._study = session, session.study
         self._spending = spending
+        self._timed_images = TimedImages(session)
 
     def _time(
         self, process: VariantProcess, shape_index: int, number: int, start: int = 0
@@ -56,7 +58,7 @@ class _Timing:
             process, shape_index, 1 + self._study.warmup + number
         )
         meter = InterferenceMeter(process.worker.pid)
-        every_image = not shape_index and session.timed_images.wanted
+        every_image = not shape_index and self._timed_images.wanted
         answer = process.worker.ask(
             PipelineHost.time_once, shape_index, batch, every_image=every_image
         )
@@ -71,7 +73,7 @@ class _Timing:
         samples.calls.append(call)
         if meter.off:
             self._study.warn_once(meter.off)
-        if not session.timed_images.keep(process, answer.images):
+        if not self._timed_images.keep(process, answer.images):
             _keep_image(process, shape_index, answer)
         session.note_call(process, shape_index, answer)
 
@@ -186,7 +188,7 @@ class Rounds(_Timing):
                     process.measurement.memory_after = process.worker.ask(
                         PipelineHost.memory_so_far
                     )
-        session.timed_images.settle()
+        self._timed_images.settle()
         self._spending.choose_images()
         # Processes that draw images come first, so that they draw side by side; the baseline is the first of them.
         waiting = sorted(

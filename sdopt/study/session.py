@@ -33,7 +33,6 @@ from sdopt.study.fingerprint import changed_inputs, of_model
 from sdopt.study.plan import runnable_of, warmup_calls
 from sdopt.study.progress import Progress
 from sdopt.study.resume import Missing
-from sdopt.study.reuse import TimedImages
 from sdopt.study.work import Sharing, batched
 from sdopt.variant import Variant
 from sdopt.worker.draws import LARGEST_BATCH, drawing_batch, timed_draw
@@ -243,7 +242,6 @@ class Session:
         """Rounds that earlier sessions timed of what lacks the most."""
         self.settled: set[str] = set()
         """The variants that were shown to be faster or slower, and on which no further round is spent."""
-        self.timed_images = TimedImages(self)
         self._starved: list[tuple[VariantProcess, str]] = []
         self._number = len(self.result.sessions)
         self.record = MeasurementSession(now())

@@ -25,7 +25,7 @@ from sdopt.options.attention import Sdpa, Vanilla
 from sdopt.options.compiler import CudaGraphs, Inductor, Regional, aot
 from sdopt.options.compiler.engines import Capture, _traced
 from sdopt.options.compiler.graphs import PerShape, StandIn, Tensors
-from sdopt.options.compiler.whole_step import Steps
+from sdopt.options.compiler.stepping import Steps
 from sdopt.options.layout import Layout
 from tests.fixtures import CPU, Compose, Load
 from tests.options.hosts import TWO_STEPS, StubGraphs, latents

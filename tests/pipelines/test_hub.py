@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from sdopt.config.composer import HydraComposer
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import PACKAGED
-from sdopt.pipelines.hub import download_bytes, fetch_models, hub_configs, hub_folder
+from sdopt.pipelines.fetching import fetch_models
+from sdopt.pipelines.hub import download_bytes, hub_configs, hub_folder
 from sdopt.pipelines.loading import load_part
 from sdopt.preparation import awaits_clip, fetch_clip
 from sdopt.quality.available import PUBLISHED, fetch_features

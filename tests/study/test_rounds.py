@@ -25,8 +25,9 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
     session: Any = SimpleNamespace(
         rounds=5, progress=progress, next_batch=nothing, note_call=nothing
     )
-    session.timed_images = SimpleNamespace(wanted=False, keep=lambda *_: False)
+    images: Any = SimpleNamespace(wanted=False, keep=lambda *_: False)
     timing._session, timing._study = session, SimpleNamespace(warmup=0)  # type: ignore[assignment]
+    timing._timed_images = images
     return timing
 
 

@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,10 +25,11 @@ from sdopt.hardware.device import Device
 from sdopt.record.choices import quoted
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult, VariantResult
+from sdopt.report.columns import memory_text
 from sdopt.statistics.disturbance import noise_of
 from sdopt.statistics.figures import rows_of
 from sdopt.statistics.rows import Row
-from sdopt.statistics.words import memory_text, seconds_text, unit_text
+from sdopt.statistics.words import seconds_text, unit_text
 
 ENDS_WELL = {"tests": (0, 1, 5)}
 """Exit codes of a command that did all that it could, by kind, where it is not 0 alone: of pytest, 1 and 5 say that
@@ -220,68 +221,81 @@ def option_study(
     Raises:
         UsageError: the configuration is not valid, or there is no such option.
     """
-    options, settings = part.options, part.settings
-    groups = dict.fromkeys(named.partition("=")[0] for named in options)
-    known: dict[str, tuple[str, str]] = {}
-    for group in groups:
-        known |= {f"{group}={option}": (group, option) for option in options_of(group)}
-    if unknown := [
-        named for named in options if named not in known and not options_of(named)
-    ]:
-        raise UsageError(
-            [f"{named}: no option or group of options" for named in unknown]
-        )
+    options = _options_beside(part)
     with composer_of(overrides) as composer:
-        # All of the groups, because an option may need another one beside it.
-        made = compose_options(
-            composer,
-            [pair for name, pair in known.items() if name not in part.settled],
-            settings,
-        )
+        made = compose_options(composer, options, part.settings)
         baseline = composer.variant(BASELINE)
     others = alternatives(made)
     beside: dict[str, str] = {}
     left_out: list[OptionFinding] = []
     for (group, option), variant in made.items():
         name = f"{group}={option}"
-        if name not in options and group not in options:
+        if name not in part.options and group not in part.options:
             continue
         if isinstance(variant, list):
-            left_out.append(
-                OptionFinding(name, str(Standing.CANNOT_RUN), "; ".join(variant))
-            )
-        elif (
-            variant.choices != baseline.choices
-        ):  # the baseline's own trace proves what it has
+            reasons = variant
+        elif variant.choices == baseline.choices:
+            continue  # the baseline's own trace proves what it has
+        else:
             fit = fit_on(device, group, variant, others)
+            reasons = fit.remarks
             if fit.runs and not fit.reasons:
                 beside[name] = fit.beside
-            else:
-                left_out.append(
-                    OptionFinding(
-                        name, str(Standing.CANNOT_RUN), "; ".join(fit.remarks)
-                    )
-                )
-    references = {other: f"with {row_of(other)}" for other in beside.values() if other}
-    variants = {BASELINE: [], **{name: [other] for other, name in references.items()}}
-    edges = dict.fromkeys(references.values(), BASELINE)
+                continue
+        why = "; ".join(reasons)
+        left_out.append(OptionFinding(name, str(Standing.CANNOT_RUN), why))
+    study = _study_of(beside, part.settings) if beside else ()
+    return study, left_out, [*beside]
+
+
+def _options_beside(part: Part) -> list[tuple[str, str]]:
+    """Returns all options of the groups of a part, because one may need another beside it, without settled ones.
+
+    Raises:
+        UsageError: the part names an option or a group that is not there.
+    """
+    options: dict[str, tuple[str, str]] = {}
+    for named in part.options:
+        group, _, _ = named.partition("=")
+        for option in options_of(group):
+            options[f"{group}={option}"] = (group, option)
+    problems = []
+    for named in part.options:
+        if named not in options and not options_of(named):
+            problems.append(f"{named}: no option or group of options")
+    if problems:
+        raise UsageError(problems)
+    return [pair for name, pair in options.items() if name not in part.settled]
+
+
+def _study_of(
+    beside: Mapping[str, str], settings: Mapping[str, Sequence[str]]
+) -> tuple[str, ...]:
+    """Returns the overrides of a study of options, each with the one that it needs beside it ("" for none)."""
+    variants: dict[str, list[str]] = {BASELINE: []}
+    edges: dict[str, str] = {}
+    references = {"": BASELINE}
+    for other in filter(None, beside.values()):
+        references[other] = f"with {row_of(other)}"
+        variants[references[other]] = [other]
+        edges[references[other]] = BASELINE
     for name, other in beside.items():
-        variants[row_of(name)] = [*filter(None, [other]), name, *settings.get(name, ())]
-        edges[row_of(name)] = references.get(other, BASELINE)
-    written = ", ".join(
-        f"{name}: {json.dumps(given, ensure_ascii=False)}"
-        for name, given in variants.items()
+        needed = [other] if other else []
+        variants[row_of(name)] = [*needed, name, *settings.get(name, ())]
+        edges[row_of(name)] = references[other]
+    written = []
+    for name, overrides in variants.items():
+        written.append(f"{name}: {json.dumps(overrides, ensure_ascii=False)}")
+    compared = []
+    for name, reference in edges.items():
+        compared.append(f"{{candidate: {name}, reference: {reference}}}")
+    return (
+        "study=explicit",
+        "study.name=options",
+        "study.skip_conflicts=true",
+        f"study.variants={{{', '.join(written)}}}",
+        f"study.edges=[{', '.join(compared)}]",
     )
-    compared = ", ".join(
-        f"{{candidate: {name}, reference: {other}}}" for name, other in edges.items()
-    )
-    study = ("study=explicit", "study.name=options", "study.skip_conflicts=true")
-    overrides = (
-        (*study, f"study.variants={{{written}}}", f"study.edges=[{compared}]")
-        if beside
-        else ()
-    )
-    return overrides, left_out, [*beside]
 
 
 _TEST = re.compile(r"^(\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")

@@ -23,7 +23,6 @@ from sdopt.options import Context, Finding, Proof, Trace
 from sdopt.options.attention import Sliced
 from sdopt.options.compiler.base import (
     ExportingCompiler,
-    graphs_in,
     kept_code,
     missing_for_packages,
 )
@@ -65,7 +64,7 @@ class Aot(ExportingCompiler):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        from sdopt.options.compiler.graphs import replace_by_graphs
+        from sdopt.options.compiler.graphs import graphs_in, replace_by_graphs
 
         compilation.reset()
         packages = Packages(private_folder("aot"), self.recompile)

@@ -45,7 +45,6 @@ from sdopt.scratch import cache_folder, named_caches, unwritable
 if TYPE_CHECKING:
     import torch
 
-    from sdopt.options.compiler.graphs import PerShape
 
 STAGE_OF = {"text_encoder": TEXT_ENCODER, "denoiser": DENOISER, "decoder": VAE_DECODER}
 """The targets of compilers, with the stage of a call in which each runs."""
@@ -205,11 +204,6 @@ def only_replays(stages: Iterable[StageTrace]) -> bool:
         stage.graph_launches >= stage.runs > 0 and not stage.graph_captures
         for stage in stages
     )
-
-
-def graphs_in(stand_ins: Iterable[PerShape]) -> int:
-    """Returns the total number of graphs that were built."""
-    return sum(len(stand_in.graphs) for stand_in in stand_ins)
 
 
 @contextmanager

@@ -118,7 +118,8 @@ class Attention(EquivalentAttention):
         compile_kernels("InferenceBuilder")
         begin_a_model()
         for name in names:
-            denoiser.set_submodule(name, Layer(denoiser.get_submodule(name)))
+            attention = attention_of(denoiser.get_submodule(name))
+            denoiser.set_submodule(name, Layer(attention))
 
         def proof(trace: Trace) -> Finding:
             replaced = sum(isinstance(layer, Layer) for layer in denoiser.modules())

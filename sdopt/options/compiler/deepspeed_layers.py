@@ -6,15 +6,13 @@ from typing import Any
 
 import torch
 
-from sdopt.options.compiler.deepspeed import attention_of
-
 
 class Layer(torch.nn.Module):
-    """DeepSpeed's attention with the weights and the arguments of a layer of diffusers."""
+    """DeepSpeed's attention with the arguments of a layer of diffusers, whose weights it has."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, attention: Any) -> None:
         super().__init__()
-        self.attention = attention_of(layer)
+        self.attention = attention
 
     def forward(
         self,

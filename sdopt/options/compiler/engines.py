@@ -19,7 +19,6 @@ from sdopt.options.compiler.base import (
     STAGE_OF,
     ExportingCompiler,
     GraphCompiler,
-    graphs_in,
     only_replays,
     replace_modules,
     tracing,
@@ -55,7 +54,7 @@ class TorchScript(ExportingCompiler):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        from sdopt.options.compiler.graphs import replace_by_graphs
+        from sdopt.options.compiler.graphs import graphs_in, replace_by_graphs
 
         compilation.reset()
         graphs = replace_by_graphs(pipe, ["denoiser"], _traced)
@@ -110,7 +109,7 @@ class CudaGraphs(GraphCompiler):
 
     @override
     def apply(self, pipe: Pipeline) -> Proof:
-        from sdopt.options.compiler.graphs import replace_by_graphs
+        from sdopt.options.compiler.graphs import graphs_in, replace_by_graphs
 
         compilation.reset()
         capture = Capture()
@@ -336,6 +335,8 @@ class CpuEngine(ExportingCompiler):
         A convolution of the VAE's stays before its decoder, where the operators of eager decoders tell.
         """
         seen = {target: trace.stages[STAGE_OF[target]] for target in made}
+        from sdopt.options.compiler.graphs import graphs_in
+
         counts = {target: graphs_in(stand_ins) for target, stand_ins in made.items()}
         graphs, calls = (
             sum(counts.values()),

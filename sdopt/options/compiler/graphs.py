@@ -212,3 +212,8 @@ class TensorRtEngine(StandIn):
             result = self._engine(*args, **kwargs)
         self._shapes.add(shape)
         return result
+
+
+def graphs_in(stand_ins: Iterable[PerShape]) -> int:
+    """Returns the total number of graphs that were built."""
+    return sum(len(stand_in.graphs) for stand_in in stand_ins)
