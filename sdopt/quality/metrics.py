@@ -309,10 +309,13 @@ FAMILIES = (
     # Two for a covariance. Its bias at few images dwarfs what an optimization does: see `sdopt.quality.distances.fid`.
     MetricFamily("fid", "Fréchet distance", False, _fid, over=_ALL, least=2, decides_from=2000),
     # Three, because a jackknife leaves prompts out and the unbiased estimate needs two.
-    MetricFamily("kid", "kernel distance, cubic kernel", False, partial(_kernel_distance, "kid"), over=_ALL, least=3),
     MetricFamily(
-        "cmmd", "kernel distance, Gaussian kernel", False, partial(_kernel_distance, "cmmd"),
-        over=_ALL, least=3, headline=True,
+        "kid", "kernel distance to the reference images, about 0 for images like them", False,
+        partial(_kernel_distance, "kid"), over=_ALL, least=3,
+    ),
+    MetricFamily(
+        "cmmd", "1000 · kernel distance to the reference images, about 0 for images like them", False,
+        partial(_kernel_distance, "cmmd"), over=_ALL, least=3, headline=True,
     ),
     # Their names end with that of the metric: `score_imagereward`.
     MetricFamily("score", "score by another program", True, _imported, over=_ELSEWHERE, headline=True),

@@ -105,9 +105,10 @@ class Judgement:
         return self.credit == SINCE
 
     @property
-    def disturbed(self) -> bool:
-        """Whether other programs disturbed the timing, so that no rule on a time fails."""
-        return any(ruling.rule == UNDISTURBED for ruling in self.rulings)
+    def disturbance(self) -> str:
+        """What disturbed the timing, so that no rule on a time fails; "" if nothing did."""
+        found = [one.reason for one in self.rulings if one.rule == UNDISTURBED]
+        return "; ".join(found)
 
 
 @dataclass

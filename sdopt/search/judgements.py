@@ -101,6 +101,6 @@ class Judgements:
 def _is_against(row: Row) -> bool:
     return (
         row.decision is Verdict.FAIL
-        or (row.speed is Speed.SLOWER and not row.disturbed)
+        or (row.speed is Speed.SLOWER and not row.disturbance)
         or row.status is not Status.OK
     )

@@ -269,9 +269,9 @@ class Row:
         return self.judgement.verdict if self.judgement else None
 
     @property
-    def disturbed(self) -> bool:
-        """Whether its gate found that other programs disturbed the timing: neither a gain nor a harm is shown then."""
-        return self.judgement is not None and self.judgement.disturbed
+    def disturbance(self) -> str:
+        """What disturbed the timing, as its gate has found: neither a gain nor a harm is shown then; "" if nothing did."""
+        return self.judgement.disturbance if self.judgement else ""
 
     @property
     def recommended(self) -> bool:

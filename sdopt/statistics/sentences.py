@@ -86,8 +86,8 @@ def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
         return f"{_advice(baseline)}: {_with_reason(text, first)}."
     if first.speed is Speed.FASTER:
         return f"{_with_reason(text, first)}."
-    if first.speed is Speed.SLOWER and first.disturbed:
-        text = f"{text}. Not confirmed: {shortened(first.because)}"
+    if first.speed is Speed.SLOWER and first.disturbance:
+        text = f"{text}. Not confirmed: {shortened(first.disturbance)}"
     return f"{_advice(baseline)}: {text}."
 
 
@@ -150,7 +150,7 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
     command = row.command
     if not command:  # as of other programs' images, and of what no command composes
         return text
-    when = " while nothing else runs here" if row.disturbed else ""
+    when = " while nothing else runs here" if row.disturbance else ""
     prompts = 0
     for ruling in row.judgement.rulings if row.judgement else []:
         prompts = max(prompts, ruling.prompts or 0)

@@ -44,6 +44,16 @@ def test_every_measured_metric_is_found_by_its_name_and_by_its_family() -> None:
         assert family_of(metric.family.name) is metric.family
 
 
+def test_a_metric_without_a_unit_says_its_scale() -> None:
+    """It is read below a table: whether -0.06 is good, and what 83 is out of."""
+    for name, scale in (
+        ("clip_score", "100 ·"),
+        ("cmmd", "about 0"),
+        ("kid", "about 0"),
+    ):
+        assert scale in metrics.family_of(name).meaning
+
+
 def test_the_needs_and_limits_of_each_metric_fit() -> None:
     for family in FAMILIES:
         assert family.decides_from == 1 or family.least <= family.decides_from, (

@@ -14,14 +14,14 @@ def judged(
     speed: Speed,
     pays: bool = False,
     decision: Verdict = Verdict.PASS,
-    disturbed: bool = False,
+    disturbance: str = "",
 ) -> Any:
     return SimpleNamespace(
         pays=pays,
         decision=decision,
         speed=speed,
         status=Status.OK,
-        disturbed=disturbed,
+        disturbance=disturbance,
     )
 
 
@@ -35,7 +35,7 @@ def test_only_what_ranks_before_a_shown_gain_is_judged_again() -> None:
     earlier = judgements(
         shown=judged(Speed.FASTER, pays=True),
         slower=judged(Speed.SLOWER),
-        beside_others=judged(Speed.SLOWER, disturbed=True),
+        beside_others=judged(Speed.SLOWER, disturbance="by others"),
         refused=judged(Speed.FASTER, decision=Verdict.FAIL),
         close=judged(Speed.CLOSE),
     )
