@@ -35,7 +35,7 @@ from sdopt.pipelines.families import (
 from sdopt.pipelines.family import Family, family_named
 from sdopt.pipelines.functions import defined
 from sdopt.pipelines.hub import ANY_NETWORK, base_folder
-from sdopt.pipelines.stored import transformer_in
+from sdopt.pipelines.stored import denoiser_in, transformer_in
 from sdopt.pipelines.transformer_files import (
     base_of,
     is_transformer,
@@ -202,6 +202,8 @@ def _require_transformer(path: Path, model: Model) -> None:
             f"{model.origin}: holds {family_named(kind).title}, not {family_named(named).title}, as model={model.name} "
             f"is; choose model={fitting or 'its own model'}"
         )
+    if unread := denoiser_in(path).unread():
+        raise UsageError(f"{model.origin}: {unread[0]}")  # before a base is fetched
     base = base_of(model)
     folder = Path(str(base.path))
     if base.weights == "hub":

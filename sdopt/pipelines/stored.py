@@ -73,6 +73,12 @@ class Stored:
                 of_layers[layer] = said
         return scales_of(self.header(), of_layers)
 
+    def unread(self) -> list[str]:
+        """Returns what of the tensors cannot be read as weights, one line at most."""
+        if self.file.suffix == ".gguf":
+            return unread_blocks(self.file)
+        return self.scales()[1]
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Reads the tensors; those of 8 bits with scales are multiplied by them, and are in float32."""
         if self.file.suffix == ".gguf":
@@ -214,6 +220,14 @@ def kinds_of_blocks(file: Path) -> set[str]:
 def transformer_in(file: Path) -> str | None:
     """Returns the class name of the pipeline whose transformer a file holds; None if it holds none that is known."""
     return pipeline_in(header_of(file).shapes)
+
+
+def denoiser_in(file: Path) -> Stored:
+    """Returns the tensors of the denoiser in a file that may hold other networks, too."""
+    names = header_of(file).shapes
+    prefix = prefix_in(names)
+    own = (name for name in names if name.startswith(prefix))
+    return Stored(file, {name.removeprefix(prefix): name for name in own})
 
 
 def networks_in(

@@ -30,7 +30,6 @@ from sdopt.pipelines.stored import (
     header_of,
     networks_in,
     transformer_in,
-    unread_blocks,
     wrong_blocks,
 )
 from sdopt.pipelines.weights import Header, variants_of, weight_files, wrong_numbers
@@ -169,9 +168,7 @@ def problems(model: Model, folder: Path) -> list[str]:
 
 
 def _problems_of(part: str, stored: Stored, folder: Path) -> list[str]:
-    blocks = unread_blocks(stored.file) if stored.file.suffix == ".gguf" else []
-    _, unread = stored.scales()
-    if wrong := blocks or unread:
+    if wrong := stored.unread():
         return wrong
     if part.startswith("text_encoder"):
         _, faults = _text_encoder(stored.empty(), part, folder, None)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import ARCHITECTURES, class_name_of, parts_in
+from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.families import family_of
 from sdopt.pipelines.loading import load_part
 from sdopt.pipelines.originals import pipeline_in, renamed
@@ -149,6 +150,16 @@ class TestFormats:
             save(described(written, **says), file)
         [problem] = problems_of(file, tiny_folder("flux"))
         assert reason in problem
+
+    def test_that_are_not_read_are_refused_before_a_base_is_fetched(
+        self, tmp_path: Path
+    ) -> None:
+        """Its text encoders are gigabytes."""
+        written, _ = scaled(original(tiny("flux").transformer), ".weight_scale", True)
+        file = save(described(written, convrot=True), tmp_path / "a.safetensors")
+        model = Model("flux_dev", "path", path=str(file), hub_id="owner/name")
+        with pytest.raises(UsageError, match="as float8_e4m3fn with convrot"):
+            require_model(model)
 
     @pytest.mark.parametrize("in_header", [False, True])
     def test_whose_scales_are_lost_are_refused(

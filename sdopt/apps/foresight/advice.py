@@ -31,7 +31,7 @@ _OF_UNETS: tuple[Memory, ...] = (
     ("sequential_offload",),
     ("sequential_offload", "tiny_vae"),
 )
-"""Ways to need less memory with all weights as they are, the fastest first."""
+"""Ways to need less memory with all weights as they are, those that move the least first."""
 
 _OF_TRANSFORMERS: tuple[Memory, ...] = (
     (),
@@ -113,7 +113,7 @@ class Way:
 
 @dataclass(frozen=True)
 class WaysToFit:
-    """The fastest ways to fit into a card; None where there is none.
+    """The first ways to fit into a card; None where there is none.
 
     Attributes:
         whole: with all weights as they are.

@@ -330,7 +330,7 @@ class TestCommand:
             fits = [note for note in row["notes"] if note.startswith("what fits ")]
             ways = [note.startswith(f"what fits {card}: ") for note in fits]
             assert ways == [True] * (row["fits"] == "does not fit")
-            # With the time of a call, which is why one way comes before another.
+            # With the time of a call: one way may take longer than another that needs less.
             assert all(re.search(r" \(about [\d.]+ s \[", note) for note in fits)
         assert any(row["fits"] == "does not fit" for row in rows)
 
