@@ -484,6 +484,7 @@ FAMILIES = (
     Family(
         pipeline="AuraFlowPipeline",
         tiny_vae="madebyollin/taesdxl",
+        upcasts_vae=True,
         title="AuraFlow",
         encoders=("text_encoder",),
         tasks=_tasks("AuraFlow"),

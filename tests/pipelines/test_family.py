@@ -79,8 +79,10 @@ class TestRows:
             assert "negative_prompt" in call
         for name in family.tasks.values():
             drawing: Any = inspect.unwrap(getattr(diffusers, name).__call__)
-            gives = "prepare_extra_step_kwargs" in drawing.__code__.co_names
+            names = drawing.__code__.co_names
+            gives = "prepare_extra_step_kwargs" in names
             assert gives == family.seeds_steps, "a generator, to its scheduler"
+            assert ("upcast_vae" in names) == family.upcasts_vae
             assert family_of_class(name) is family
             assert text_to_image(name) == family.pipeline
 
