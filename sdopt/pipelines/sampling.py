@@ -423,9 +423,7 @@ _DRAWING = {
 """Keys of schedulers: how the names of these begin, the values with which each step draws noise, and one without."""
 
 
-def unseeded(
-    family: Family, own: Mapping[str, Any], scheduler: Scheduler
-) -> list[str]:
+def unseeded(family: Family, own: Mapping[str, Any], scheduler: Scheduler) -> list[str]:
     """Returns why no seed would decide the noise of a scheduler's steps: diffusers' call gives it no generator."""
     if family.seeds_steps:
         return []

@@ -68,7 +68,9 @@ class TestStandIn:
 
         class Summed(torch.nn.Module):
             def forward(self, *lists: Any, hidden_states: Any = ()) -> Any:
-                return sum(each.sum() for part in (*lists, hidden_states) for each in part)
+                return sum(
+                    each.sum() for part in (*lists, hidden_states) for each in part
+                )
 
         engine = TensorRtEngine(Summed())
         for count in (2, 3, 2):

@@ -563,7 +563,12 @@ def test_a_shift_that_a_pipeline_computes_without_the_scheduler_is_refused(
             {"algorithm_type": "sde-dpmsolver++"},
             True,
         ),
-        ("FluxPipeline", "FlowMatchEuler", {"algorithm_type": "sde-dpmsolver++"}, False),
+        (
+            "FluxPipeline",
+            "FlowMatchEuler",
+            {"algorithm_type": "sde-dpmsolver++"},
+            False,
+        ),
     ],
 )
 def test_noise_of_steps_that_no_seed_decides_is_refused(
@@ -573,7 +578,10 @@ def test_noise_of_steps_that_no_seed_decides_is_refused(
     chosen = Scheduler(f"{scheduler}Scheduler", options)
     found = unseeded(family_named(family), FLOW, chosen)
     assert ["without a seed" in line for line in found] == [True] * refused
-    assert unseeded(family_named(family), FLOW | options, replace(chosen, options={})) == found
+    assert (
+        unseeded(family_named(family), FLOW | options, replace(chosen, options={}))
+        == found
+    )
 
 
 def test_a_distilled_model_with_another_scheduler_is_said(tmp_path: Path) -> None:
