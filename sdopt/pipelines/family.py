@@ -228,6 +228,11 @@ _LUMINA_SYSTEM = (
     "on textual prompts or user prompts. <Prompt Start> "
 )
 
+_FLUX2_SYSTEM = (
+    "[SYSTEM_PROMPT]You are an AI that reasons about image descriptions. You give structured responses focusing on "
+    "object relationships, object\nattribution and actions without speculation.[/SYSTEM_PROMPT][INST]"
+)
+
 _EULER, _HEUN = "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"
 
 _BY_SIZE = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")
@@ -357,7 +362,7 @@ FAMILIES = (
         encoders=("text_encoder",),
         tasks=_tasks("Flux2"),
         guidance=Guidance("embedded", takes_negative=False),
-        encoding=Encoding(("prompt_embeds", ""), tokens=(512,)),
+        encoding=Encoding(("prompt_embeds", ""), (512,), before=_FLUX2_SYSTEM),
         latents=Latents("patchified", multiple=2),
         unread=_BY_SIZE,
         float16="clipped",
@@ -479,6 +484,7 @@ FAMILIES = (
     Family(
         pipeline="AuraFlowPipeline",
         tiny_vae="madebyollin/taesdxl",
+        upcasts_vae=True,
         title="AuraFlow",
         encoders=("text_encoder",),
         tasks=_tasks("AuraFlow"),

@@ -384,6 +384,8 @@ def _lengths(
     from diffusers.loaders import TextualInversionLoaderMixin
 
     encoding = family_of(model).encoding
+    # That of FLUX.2 [dev] is a part of what prepares pictures too.
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     limit = min(tokenizer.model_max_length, tokens or tokenizer.model_max_length)
     # A trained word may have several vectors, each of which is a token.
     vectors = TextualInversionLoaderMixin().maybe_convert_prompt(texts, tokenizer)

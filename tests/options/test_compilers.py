@@ -24,7 +24,12 @@ from sdopt.measure.trace import Trace
 from sdopt.options.attention import Sdpa, Vanilla
 from sdopt.options.compiler import CudaGraphs, Inductor, Regional, aot
 from sdopt.options.compiler.engines import Capture, _traced
-from sdopt.options.compiler.graphs import PerShape, StandIn, Tensors
+from sdopt.options.compiler.graphs import (
+    PerShape,
+    StandIn,
+    TensorRtEngine,
+    Tensors,
+)
 from sdopt.options.compiler.stepping import Steps
 from sdopt.options.layout import Layout
 from tests.fixtures import CPU, Compose, Load
@@ -53,6 +58,25 @@ class TestStandIn:
         for mask in (*masks, *masks):
             assert torch.allclose(traced(words, mask), layer(words, mask))
         assert len(traced.graphs) == (2 if reads else 1)
+
+    def test_of_an_engine_takes_latents_that_are_named_or_in_a_list(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As pipelines of transformers give them."""
+        package = SimpleNamespace(MutableTorchTensorRTModule=lambda module, **_: module)
+        monkeypatch.setitem(sys.modules, "torch_tensorrt", package)
+
+        class Summed(torch.nn.Module):
+            def forward(self, *lists: Any, hidden_states: Any = ()) -> Any:
+                return sum(
+                    each.sum() for part in (*lists, hidden_states) for each in part
+                )
+
+        engine = TensorRtEngine(Summed())
+        for count in (2, 3, 2):
+            assert engine([torch.ones(count)]) == count
+            assert engine(hidden_states=torch.ones(count)) == count
+        assert len(engine._shapes) == 2
 
     def test_makes_one_graph_for_each_shape_and_another_where_weights_have_moved(
         self,

@@ -41,7 +41,7 @@ from sdopt.options.caching import (
     TokenMerging,
     WholeSteps,
 )
-from sdopt.options.compiler import Inductor
+from sdopt.options.compiler import Inductor, InductorDynamic
 from sdopt.options.grad_mode import GradMode
 from sdopt.options.layout import Layout
 from sdopt.options.memory import (
@@ -650,7 +650,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize(
         "option",
-        [DeepCaching(), TokenMerging(), Vanilla()],
+        [DeepCaching(), TokenMerging(), Vanilla(), InductorDynamic()],
         ids=lambda option: type(option).__name__,
     )
     def test_of_what_needs_a_unet_are_declared(self, option: Optimization) -> None:

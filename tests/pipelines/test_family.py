@@ -4,6 +4,7 @@ import inspect
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
 
 from sdopt.errors import UsageError
 from sdopt.pipelines.catalog import parts_of, read_json, text_to_image
@@ -26,7 +28,7 @@ from sdopt.pipelines.family import (
 from sdopt.pipelines.latents import laid_out, spatial
 from sdopt.pipelines.loading import load_part
 from sdopt.pipelines.parts import cast, kept_in_float32
-from sdopt.pipelines.prompts import remarks_on_length
+from sdopt.pipelines.prompts import _lengths, remarks_on_length
 from sdopt.pipelines.random_weights import empty_network, random_network
 from sdopt.schema import Model
 from sdopt.variant import Variant
@@ -77,8 +79,10 @@ class TestRows:
             assert "negative_prompt" in call
         for name in family.tasks.values():
             drawing: Any = inspect.unwrap(getattr(diffusers, name).__call__)
-            gives = "prepare_extra_step_kwargs" in drawing.__code__.co_names
+            names = drawing.__code__.co_names
+            gives = "prepare_extra_step_kwargs" in names
             assert gives == family.seeds_steps, "a generator, to its scheduler"
+            assert ("upcast_vae" in names) == family.upcasts_vae
             assert family_of_class(name) is family
             assert text_to_image(name) == family.pipeline
 
@@ -367,6 +371,17 @@ class TestCalls:
             variant = variant_of(name, f"workload.prompts=['{text}']")
             found = remarks_on_length(variant.workload, variant.model)
             assert len(found) == remarks, found
+
+    def test_count_what_flux2_tells_its_encoder_first(self) -> None:
+        """Whose tokenizer is a part of what prepares pictures, too."""
+        before = family_named("Flux2Pipeline").encoding.before
+        assert SYSTEM_MESSAGE in before
+        tokenizer = tiny("z_image").tokenizer
+        prepares: Any = SimpleNamespace(tokenizer=tokenizer)
+        model = Model("flux2_dev", "random")
+        limit, [count] = _lengths(model, prepares, 512, ["red"])
+        assert limit == 512
+        assert count == len(tokenizer(f"{before}red")["input_ids"])
 
     def test_count_by_the_tokenizers_of_a_files_base(
         self, variant_of: Tiny, tiny_folder: Callable[[str], Path], tmp_path: Path

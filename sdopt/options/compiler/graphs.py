@@ -205,7 +205,8 @@ class TensorRtEngine(StandIn):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the engine; counts the first call of each shape as a compilation."""
-        shape = tuple(args[0].shape)
+        tensors, _ = _without_tensors(tree_flatten((args, kwargs))[0])
+        shape = tuple(tuple(tensor.shape) for tensor in tensors)
         if shape in self._shapes:
             return self._engine(*args, **kwargs)
         with compilation():

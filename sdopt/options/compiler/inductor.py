@@ -287,6 +287,10 @@ class InductorDynamic(ByInductor):
     """
 
     fixed_batch = False
+    unet_only = (
+        "what shows that it compiles no other shape anew widens a UNet's latents: choose compiler=inductor with "
+        "compiler.dynamic=true"
+    )
     excludes = (
         Excludes(
             "attention",
