@@ -281,6 +281,16 @@ class Sweep:
         notes = [_NOTE]
         if _per_image(self.jobs):
             notes.append(_PER_IMAGE)
+        several = [
+            str(study.shapes[0])
+            for study in self.studies.values()
+            if len(study.shapes) > 1
+        ]
+        if several:
+            notes.append(
+                f"Figures of a job with several shapes are those of its first one ({'; '.join(dict.fromkeys(several))}); "
+                "`sdopt show` of its folder has all."
+            )
         if self.waiting:
             notes.append(
                 f"Not begun: {len(self.waiting)} of {self.count} jobs, which resuming the sweep runs."
