@@ -18,7 +18,7 @@ from sdopt.report.terminal import shown
 from sdopt.statistics.comparing import compare
 from tests.command import ROOT, sdopt
 from tests.records import reconfigure
-from tests.report.test_claims import two_shapes
+from tests.report.test_claims import imported, two_shapes
 
 RECORD = ROOT / "outputs" / "records" / "amd-epyc" / "quickstart"
 
@@ -87,6 +87,12 @@ def test_nothing_is_advised_where_nothing_was_measured(
     sentence = Sweep(Path(), {job: jobs[job] for job in ("1", "2")}, {}).sentence
     assert sentence.startswith("Nothing was measured beside a baseline: ")
     assert "it broke" in sentence
+
+
+def test_images_without_times_are_no_reason_to_keep_the_baseline() -> None:
+    """As of results that were taken in, in one folder."""
+    sweep = Sweep(Path(), {"0": imported(times=False)}, {})
+    assert sweep.sentence.startswith("Nothing was timed beside a baseline: 2 of 2 ")
 
 
 def test_the_fastest_whose_images_can_be_used_leads(
