@@ -31,7 +31,7 @@ from sdopt.gate.looks import look_at, record_look, ruling_of
 from sdopt.gate.paying import Claim, answer_claims, must_pay
 from sdopt.gate.rule_checks import applicable
 from sdopt.gate.rule_context import RuleContext
-from sdopt.gate.rulings import unjudged
+from sdopt.gate.rulings import unjudged, without_keys
 from sdopt.gate.trust import trust_rulings
 from sdopt.record.comparisons import Comparison
 from sdopt.record.records import Status, StudyResult
@@ -94,6 +94,8 @@ def _judged(
         if any(claim.measure is SPEEDUP for claim in paying):
             rulings += repeated_prompts(context.candidate, context.reference)
         rulings += ruling_of(look)
+    if result.is_imported:
+        rulings = [without_keys(ruling) for ruling in rulings]
     note = "; ".join(_notes(result, context))
     judged = judgement(comparison, context.contract, rulings, note)
     for claim in claims:

@@ -1,6 +1,7 @@
 """Turns a score and a limit into a ruling: a function for each of `TESTS`, which `ruled` calls."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -142,6 +143,13 @@ def _between_limits(rule: Rule, name: str, score: Score, limit: float) -> Ruling
     low = -limit if rule.low is None else rule.low
     high = limit if rule.high is None else rule.high
     return two_sided(rule, name, bounds, low, high)
+
+
+def without_keys(ruling: Ruling) -> Ruling:
+    """Returns a ruling on what another program made, whose reason names nothing of sdopt that would make more of it."""
+    reason = re.sub(r" \((protocol|quality)\.\w+\)", "", ruling.reason)
+    reason = re.sub(r"(\d+) processes per variant", r"times of \1 replicates", reason)
+    return replace(ruling, reason=reason)
 
 
 def level_of(confidence: float) -> str:

@@ -245,6 +245,9 @@ class Sweep:
         job, row = rows[0]
         if all(row.speed is None and row.images is None for _, row in rows):
             return f"Nothing was measured beside a baseline: {job.name}: {job.because} (job {job.number})."
+        if all(row.speed is None for _, row in rows):
+            images = sum(row.images is not None for _, row in rows)
+            return f"Nothing was timed beside a baseline: {images} of {len(rows)} variants have images alone."
         open_yet = row.speed is Speed.FEW and not is_refused(row)
         if self.best is None and not open_yet:
             return self._none_better([row for _, row in rows])
@@ -281,6 +284,16 @@ class Sweep:
         notes = [_NOTE]
         if _per_image(self.jobs):
             notes.append(_PER_IMAGE)
+        several = [
+            str(study.shapes[0])
+            for study in self.studies.values()
+            if len(study.shapes) > 1
+        ]
+        if several:
+            notes.append(
+                f"Figures of a job with several shapes are those of its first one ({'; '.join(dict.fromkeys(several))}); "
+                "`sdopt show` of its folder has all."
+            )
         if self.waiting:
             notes.append(
                 f"Not begun: {len(self.waiting)} of {self.count} jobs, which resuming the sweep runs."

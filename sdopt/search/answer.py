@@ -72,7 +72,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
         ),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
-        notes=_notes(search, studies),
+        notes=_notes(search, studies, example),
         winner=winner,
         undecided=undecided,
         lines=list(row.lines) if row and winner else [],
@@ -332,9 +332,16 @@ def entry_of(
     )
 
 
-def _notes(search: Search, studies: Sequence[StudyResult]) -> list[str]:
+def _notes(
+    search: Search, studies: Sequence[StudyResult], example: StudyResult | None
+) -> list[str]:
     config = search.config
     notes = [search.trials.ended] if search.trials.ended else []
+    if example and len(example.shapes) > 1:
+        notes.append(
+            f"Speed-ups, times and images are those of {example.shapes[0]}, by which candidates are ranked; "
+            "each study has the other shapes."
+        )
     if spoiled := search.trials.spoiled:
         notes.append(
             "Combinations were not screened if they contain an option whose images were already bad without the others "

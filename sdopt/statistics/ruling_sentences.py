@@ -157,7 +157,9 @@ _AFTER_A_CLAIM = (
         r", and a gain counts from \1 on",
     ),
     (
-        re.compile(r" has no interval: that takes (\d+ processes)"),
+        re.compile(
+            r" has no interval: that takes (\d+ processes|times of \d+ replicates)"
+        ),
         r", in too few runs to tell: it takes \1",
     ),
     (re.compile(r"(?<=\w) (?=is no more than|could be chance)"), ", which "),

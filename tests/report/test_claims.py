@@ -15,6 +15,8 @@ import pytest
 from rich.console import Console
 
 from sdopt.contract import Contract
+from sdopt.gate.calibration import Fit
+from sdopt.gate.judge import judge
 from sdopt.record.comparisons import ShapeRatios
 from sdopt.record.files import read_result
 from sdopt.record.records import (
@@ -44,6 +46,7 @@ from sdopt.statistics.ratios import MINIMUM_PROCESSES
 from sdopt.statistics.sentences import unconfirmed
 from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.contents import study_metrics, study_tags, variant_run
+from tests.gate.test_judge import gate_named
 from tests.records import reconfigure
 
 RECORD = Path(__file__).parents[2] / "outputs" / "records" / "amd-epyc" / "quickstart"
@@ -156,6 +159,13 @@ def imported_once() -> StudyResult:
     for row in result.variants:
         row.measurements = row.measurements[:1]
     compare(result)
+    return result
+
+
+def imported_and_judged() -> StudyResult:
+    """A gate judged them; too few replicates and prompts leave some of its rules open."""
+    result = imported_once()
+    judge(result, gate_named("default"), Fit())
     return result
 
 
@@ -318,6 +328,7 @@ KINDS: dict[str, Callable[[], StudyResult]] = {
     "imported": imported,
     "imported images alone": lambda: imported(times=False),
     "imported once": imported_once,
+    "imported and judged": imported_and_judged,
     "without images": without_images,
     "random weights": random_weights,
     "random weights, skipped by image": random_weights_by_image,
@@ -465,7 +476,9 @@ CLAIMS: dict[str, Callable[[StudyResult], bool]] = {
     ),
     r"\d× (faster|slower)": compared,
     r"per image\b(?! is)": lambda result: result.per_image,
-    r"protocol\.replicates": lambda result: not result.is_imported,
+    r"protocol\.replicates|quality\.prompt_count": lambda result: (
+        not result.is_imported
+    ),
     r"\"device\": |\"torch\": ": lambda result: not result.is_imported,
     r"(?<!to )\b4 interleaved rounds": lambda result: fewest_rounds(result) == 4,
     r"interleaved rounds": lambda result: schedules(result) == {"interleaved"},

@@ -18,6 +18,7 @@ from sdopt.report.terminal import shown
 from sdopt.statistics.comparing import compare
 from tests.command import ROOT, sdopt
 from tests.records import reconfigure
+from tests.report.test_claims import imported, two_shapes
 
 RECORD = ROOT / "outputs" / "records" / "amd-epyc" / "quickstart"
 
@@ -88,6 +89,12 @@ def test_nothing_is_advised_where_nothing_was_measured(
     assert "it broke" in sentence
 
 
+def test_images_without_times_are_no_reason_to_keep_the_baseline() -> None:
+    """As of results that were taken in, in one folder."""
+    sweep = Sweep(Path(), {"0": imported(times=False)}, {})
+    assert sweep.sentence.startswith("Nothing was timed beside a baseline: 2 of 2 ")
+
+
 def test_the_fastest_whose_images_can_be_used_leads(
     jobs: dict[str, StudyResult],
 ) -> None:
@@ -138,6 +145,14 @@ def test_jobs_of_other_work_are_told_apart(jobs: dict[str, StudyResult]) -> None
         reconfigure(variant, "workload", steps=7)
     names = {job.name for job in Sweep(Path(), {"0": jobs["1"], "1": other}, {}).jobs}
     assert names == {"deep cache, workload.steps=25", "deep cache, workload.steps=7"}
+
+
+def test_the_shape_that_the_table_is_of_is_named(jobs: dict[str, StudyResult]) -> None:
+    """The gain at the others may be none."""
+    said = "Figures of a job with several shapes are those of its first one (64×64, batch 1)"
+    sweep = Sweep(Path(), jobs, {})
+    assert said not in written(sweep.blocks())
+    assert said in written(Sweep(Path(), jobs | {"3": two_shapes()}, {}).blocks())
 
 
 def test_jobs_of_other_models_have_the_model_s_name_and_what_it_does_not_set(

@@ -17,7 +17,7 @@ from sdopt.search.run import Search
 from sdopt.search.space import Combination
 from sdopt.statistics.summary import summary_of
 from tests.records import reconfigure
-from tests.report.test_claims import measured
+from tests.report.test_claims import measured, two_shapes
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,20 @@ def test_noise_is_other_unless_a_file_gives_it(
         SimpleNamespace(objectives=[]),
     )
     search = cast(Search, SimpleNamespace(trials=trials, config=config))
-    again, judged = _notes(search, [study, study])
+    again, judged = _notes(search, [study, study], study)
     assert said in again
     assert f"each on {noise};" in judged
+
+
+def test_the_shape_that_candidates_are_ranked_by_is_named() -> None:
+    """The gain at the others may be none."""
+    trials, config = (
+        SimpleNamespace(ended="", spoiled=[]),
+        SimpleNamespace(objectives=[]),
+    )
+    search = cast(Search, SimpleNamespace(trials=trials, config=config))
+    [note] = _notes(search, [], two_shapes())
+    assert "those of 64×64, batch 1, by which candidates are ranked" in note
 
 
 def entry(name: str, fate: Fate, processes: int, *overrides: str) -> SearchEntry:

@@ -254,6 +254,10 @@ def test_a_gain_that_is_open_is_said_without_statistics() -> None:
             "it is 2 % faster, in too few runs to tell: it takes 3 processes per variant (protocol.replicates)",
         ),
         (
+            "speedup 1.02× has no interval: that takes times of 3 replicates",
+            "it is 2 % faster, in too few runs to tell: it takes times of 3 replicates",
+        ),
+        (
             "speedup 1.02× [1.01, 1.03] (one-sided 95 % bounds) is no more than the 4.0 % by which two differ",
             "it is 1 to 3 % faster, which is no more than the 4.0 % by which two differ",
         ),

@@ -78,6 +78,7 @@ from sdopt.record.files import read_result
 from sdopt.schema import Shape, Sheet
 from sdopt.statistics.words import gib_text, seconds_parts
 from sdopt.study.designs import BASELINE
+from sdopt.study.plan import unused_options
 from sdopt.variant import Variant
 
 if TYPE_CHECKING:
@@ -626,10 +627,15 @@ def plan_of(
     else:
         rest, (cards, on_names) = with_known_card(rest, config_dir)
     with composer_of(rest, config_dir) as composer:
+        variants, left_out = _variants(composer, rest)
         predictions = predict(
-            _variants(composer, rest), sheets_for(composer, cards, rest), learned, torch
+            variants, sheets_for(composer, cards, rest), learned, torch
         )
-        notes = [*on_names, *_notes(composer, predictions, learned, torch)]
+        notes = [
+            *on_names,
+            *left_out,
+            *_notes(composer, predictions, learned, torch),
+        ]
         compared = _is_compared(composer, predictions, rest)
     own_groups = () if config_dir is None else ("--config-dir", config_dir)
     command = command_line("run", *own_groups, *rest, "protocol.replicates=3")
@@ -693,6 +699,7 @@ def _notes(
     return [note for note in notes if note]
 
 
+<<<<<<< HEAD
 def _timed(
     ways: WaysToFit,
     of: Prediction,
@@ -720,6 +727,19 @@ def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant
     if _names_study(overrides):
         return list(composer.current.study.plan(composer).variants)
     return [composer.variant(None)]
+=======
+def _variants(
+    composer: HydraComposer, overrides: Sequence[str]
+) -> tuple[list[Variant], list[str]]:
+    """Returns the variants of the study, and what none of them has, if one is asked for; else the one composed."""
+    if not _names_study(overrides):
+        return [composer.variant(None)], []
+    study = composer.current.study
+    planned = study.plan(composer)
+    return list(planned.variants), unused_options(
+        study, planned, composer.chosen(), composer.changed
+    )
+>>>>>>> h/L4
 
 
 def _names_study(overrides: Sequence[str]) -> bool:

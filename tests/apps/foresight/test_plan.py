@@ -379,6 +379,17 @@ def test_the_command_has_the_groups_that_the_plan_was_composed_of(
     assert command.startswith(f"sdopt run --config-dir {folder} model=emoji ")
 
 
+def test_what_no_variant_of_a_study_has_is_said() -> None:
+    """The seconds of float32 and an interval of 3 would be read as those of what was asked for."""
+    chosen = ["precision=fp16", "caching=deepcache", "caching.interval=5"]
+    options = ["study=one_at_a_time", "study.options=[caching:deepcache]"]
+    _, notes, _ = plan_of(["model=emoji", "hardware=t4", *chosen, *options])
+    assert [note.partition(": no variant has it")[0] for note in notes[:2]] == [
+        "precision=fp16",
+        "caching.interval=5",
+    ]
+
+
 def test_the_command_begins_with_a_baseline_that_fits() -> None:
     words = ["model=sd15", "precision=fp16", "hardware=t4"]
     _, _, command = plan_of(words)
