@@ -1020,6 +1020,13 @@ class TestSync:
         assert own.runs("shared")
         assert not (tmp_path / "outputs" / "mlflow.db").exists()
 
+    def test_a_run_of_a_project_that_was_moved_says_where_its_result_was(self) -> None:
+        store, run = MagicMock(), MagicMock()
+        store.get_run.return_value, store.list_artifacts.return_value = run, []
+        run.info.artifact_uri = "/gone/artifacts"
+        with pytest.raises(UsageError, match="json in /gone/artifacts"):
+            client.read(store, Tracking(), "1")
+
     def test_the_usual_store_counts_where_it_is_named(self) -> None:
         usual, own = Tracking(), Tracking(uri="http://127.0.0.1:1")
         named = [f"tracking.uri={usual.uri}"]
