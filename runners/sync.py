@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     from sdopt.report.markdown import written
     from sdopt.report.sweep import read_sweep
     from sdopt.tracking.runs import log_study, log_sweep
-    from sdopt.tracking.store import elsewhere, store_of
+    from sdopt.tracking.store import elsewhere
 
     named, overrides = names_and_overrides(arguments)
     tracking = tracking_of(overrides)
@@ -64,10 +64,7 @@ def main(argv: list[str]) -> int:
             own = path.parent.resolve()  # of `.`, the name
             result = read_result(path)
             print_problems(remarks_on_images(result, path.parent))
-            recorded = result.config.tracking
-            store = store_of(
-                tracking, recorded if recorded.kind == "mlflow" else tracking
-            )
+            store = _store_for(tracking, result.config.tracking, overrides)
             if warning := elsewhere(store):
                 problems[warning] = 0
             _say(path.parent, log_study(result, own, store), store)
@@ -89,6 +86,18 @@ def main(argv: list[str]) -> int:
             _say(folder, log_sweep(sweep, table, store), store)
     print_problems(problems)
     return worst_code(problems.values())
+
+
+def _store_for(
+    tracking: "Tracking", recorded: "Tracking", overrides: Sequence[str]
+) -> "Tracking":
+    """Returns where a result goes: to the store that is named, also the usual one, or else where it was to be logged."""
+    from sdopt.config.overrides import key_of
+    from sdopt.tracking.store import store_of
+
+    if recorded.kind != "mlflow" or "tracking.uri" in map(key_of, overrides):
+        return tracking
+    return store_of(tracking, recorded)
 
 
 def _require_of_store(tracking: "Tracking") -> None:

@@ -13,7 +13,6 @@ from sdopt.config.parse import RunConfig
 from sdopt.errors import (
     UnavailableError,
     UsageError,
-    command_line,
     print_problems,
     with_type,
 )
@@ -35,7 +34,7 @@ from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line, working
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import log_study
-from sdopt.tracking.store import shown_by, sync_command
+from sdopt.tracking.store import shown_by, sync_command, sync_here
 from sdopt.variant import Variant
 from sdopt.worker.forkserver import StartContext
 
@@ -219,14 +218,11 @@ class Conclusion:
                     else f"not logged: {error}"
                 ]
             )
-            here, there = (
-                command_line("sync", self.folder),
-                sync_command(self.folder, self.config.tracking),
-            )
-            elsewhere = "" if here == there else f" here, `{there}` to that store"
-            print(
-                f"Nothing is lost: `{here}` logs it{elsewhere} later.", file=sys.stderr
-            )
+            there = sync_command(self.folder, self.config.tracking)
+            here = sync_here(self.folder, self.config.tracking)
+            first = f"`{here}` logs it here, " if here else ""
+            what = "to that store" if here else "logs it"
+            print(f"Nothing is lost: {first}`{there}` {what} later.", file=sys.stderr)
             return
         command = shown_by(self.config.tracking, logged)
         print_line(self.console, f"MLflow: {command}")

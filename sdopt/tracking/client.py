@@ -479,7 +479,8 @@ def read(
     )
     if "result.json" not in [item.path for item in client.list_artifacts(top)]:
         raise UsageError(
-            f"{run}: this MLflow run at {tracking.uri} has no result.json; name a study's run"
+            f"{run}: this MLflow run at {tracking.uri} has no result.json in {logged.info.artifact_uri}; name a study's "
+            "run, or a result's folder"
         )
     with tempfile.TemporaryDirectory() as below:
         content = Path(

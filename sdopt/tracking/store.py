@@ -328,6 +328,16 @@ def sync_command(folder: Path, tracking: Tracking) -> str:
     return command_line("sync", folder, *values)
 
 
+def sync_here(folder: Path, tracking: Tracking) -> str:
+    """Returns the command that logs a result to the usual store of this folder; "" where that is the study's own."""
+    usual = Tracking().uri
+    return (
+        ""
+        if tracking.uri == usual
+        else command_line("sync", folder, f"tracking.uri={usual}")
+    )
+
+
 def shown_by(tracking: Tracking, logged: Logged) -> str:
     """Returns how to view a run: the address of its leaderboard on a tracking server, or the command that opens it."""
     if urlparse(tracking.uri).scheme in ("http", "https"):

@@ -20,6 +20,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from runners import sync
 from sdopt.conclusion import Conclusion
 from sdopt.errors import UsageError, without_passwords
 from sdopt.locks import exclusive
@@ -954,6 +955,7 @@ class TestNothingIsLost:
         assert unlogged.result.status == "finished"
         assert f"not logged to {dead}" in unlogged.err
         assert (
+            f"`sdopt sync {unlogged.folder} tracking.uri={Tracking().uri}` logs it here, "
             f"`sdopt sync {unlogged.folder} tracking.uri={dead}` to that store later"
             in unlogged.err
         )
@@ -1017,6 +1019,19 @@ class TestSync:
         assert f" in {own.tracking.uri}" in logged.out
         assert own.runs("shared")
         assert not (tmp_path / "outputs" / "mlflow.db").exists()
+
+    def test_a_run_of_a_project_that_was_moved_says_where_its_result_was(self) -> None:
+        store, run = MagicMock(), MagicMock()
+        store.get_run.return_value, store.list_artifacts.return_value = run, []
+        run.info.artifact_uri = "/gone/artifacts"
+        with pytest.raises(UsageError, match="json in /gone/artifacts"):
+            client.read(store, Tracking(), "1")
+
+    def test_the_usual_store_counts_where_it_is_named(self) -> None:
+        usual, own = Tracking(), Tracking(uri="http://127.0.0.1:1")
+        named = [f"tracking.uri={usual.uri}"]
+        assert sync._store_for(usual, own, named) == usual
+        assert sync._store_for(usual, own, []) == own
 
     def test_within_a_folder_its_name_and_its_sweep_are_known(
         self, sweep: Finished, store: Store
