@@ -699,7 +699,6 @@ def _notes(
     return [note for note in notes if note]
 
 
-<<<<<<< HEAD
 def _timed(
     ways: WaysToFit,
     of: Prediction,
@@ -722,12 +721,6 @@ def _timed(
     return WaysToFit(timed(ways.whole), timed(ways.packed), timed(ways.roomy))
 
 
-def _variants(composer: HydraComposer, overrides: Sequence[str]) -> list[Variant]:
-    """Returns the variants of the study, if one is asked for; else the one that the overrides compose."""
-    if _names_study(overrides):
-        return list(composer.current.study.plan(composer).variants)
-    return [composer.variant(None)]
-=======
 def _variants(
     composer: HydraComposer, overrides: Sequence[str]
 ) -> tuple[list[Variant], list[str]]:
@@ -739,7 +732,6 @@ def _variants(
     return list(planned.variants), unused_options(
         study, planned, composer.chosen(), composer.changed
     )
->>>>>>> h/L4
 
 
 def _names_study(overrides: Sequence[str]) -> bool:
