@@ -185,10 +185,12 @@ class _Answer:
         """Returns what is said of the best candidate if the budget left no time to judge it."""
         search = self._search
         needed_min = math.ceil((search.ready_s + (search.unjudged or 0.0)) / 60)
+        untried = self._untried()
+        left = f" {untried}." if untried else ""
         return (
             f"Undecided: {best.name} {self._gain(best)} in a first look; the budget of "
             f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command goes on "
-            f"and judges them in about {needed_min} min: {budget_text(needed_min)}."
+            f"and judges them in about {needed_min} min: {budget_text(needed_min)}.{left}"
         )
 
     def _nothing_judged(self) -> str:
