@@ -57,6 +57,7 @@ from sdopt.study.designs import Plan
 from sdopt.study.plan import (
     plan_result,
     refused,
+    require_judged,
     require_room,
     require_same_task,
     runnable_of,
@@ -294,6 +295,8 @@ class Experiment:
         config = self.config
         plan = config.study.plan(self.composer)
         require_same_task(plan)
+        if not self.in_sweep:  # a sweep's grid may contain the baseline itself
+            require_judged(plan, config.gate)
         awaits = not config.dry_run and awaits_clip(self.composer)
         if not awaits:
             require_measured(plan, config.gate, config.quality, config.model)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Verdict
 from sdopt.statistics.bounds import TOO_MANY_PROMPTS
+from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named
 from sdopt.statistics.objections import broken_because, broken_text, wires_of
@@ -18,7 +19,7 @@ from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
 def answer_of(result: StudyResult, rows: Sequence[Row], best: Row | None) -> str:
     """Returns the answer of a study, from its rows, best first, and the one that is recommended."""
-    return f"{_reservations(result)}{_answer(rows, best)}"
+    return f"{_reservations(result)}{_answer(rows, best)}{_disturbed(result)}"
 
 
 def _answer(rows: Sequence[Row], best: Row | None) -> str:
@@ -181,6 +182,17 @@ def _reservations(result: StudyResult) -> str:
         if apart:
             text += f"{name}: {apart}: what a format loses counts as a difference. "
     return text
+
+
+def _disturbed(result: StudyResult) -> str:
+    """Returns what follows the answer if no round was free of other work; of a gate's study, its reasons say so."""
+    counts = None if result.judgements else count_rounds(result)
+    if counts is None or not counts.undecided:
+        return ""
+    if counts.undecided < counts.timed - counts.left_out:
+        return ""
+    share = max(counts.waited, counts.stolen, counts.on_gpu)
+    return f" Not confirmed: other programs disturbed every round (up to {100 * share:.0f} % of a call)."
 
 
 def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:

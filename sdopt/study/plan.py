@@ -33,7 +33,7 @@ from sdopt.record.records import (
     VariantResult,
     now,
 )
-from sdopt.schema import WORK, Edge, Model, Protocol
+from sdopt.schema import WORK, Edge, Gate, Model, Protocol
 from sdopt.scratch import CACHES, named_caches
 from sdopt.study.designs import CONTROL, Design, Plan
 from sdopt.study.fingerprint import code, inputs_of, of_model
@@ -230,6 +230,16 @@ def require_same_task(plan: Plan) -> None:
                 )
     if problems:
         raise UsageError(problems)
+
+
+def require_judged(plan: Plan, gate: Gate) -> None:
+    """Raises UsageError if a gate is to judge, and nothing differs from the baseline: it would pass with no verdict."""
+    if gate.judges and not gate.report_only and not plan.edges:
+        raise UsageError(
+            f"gate={gate.name}: nothing differs from the baseline, so that there is nothing to judge. The model, the "
+            "scheduler and the workload are those of both sides: say what the baseline has, as in "
+            "study.baseline=[scheduler:ddim]; or measure without a verdict, with gate=report_only"
+        )
 
 
 def plan_result(

@@ -29,7 +29,7 @@ from sdopt.options.compiler import Eager, Inductor
 from sdopt.options.memory import VaeTiling
 from sdopt.reference import MODEL
 from sdopt.schema import Protocol, Workload
-from sdopt.study.plan import require_same_task
+from sdopt.study.plan import require_judged, require_same_task
 from tests.fixtures import Composers
 
 OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
@@ -830,3 +830,19 @@ def test_hydra_runs_where_argparse_checks_help_strings(
     run_hydra(["--version"])
 
     assert "Hydra" in capsys.readouterr().out
+
+
+def test_a_gate_needs_something_to_judge(composer: Composers) -> None:
+    """A scheduler is that of both sides: a gate would pass with no verdict."""
+    alone = composer(["scheduler=euler", "gate=default"])
+    plan = alone.current.study.plan(alone)
+    with pytest.raises(UsageError, match=r"study\.baseline=\[scheduler:ddim\]"):
+        require_judged(plan, alone.current.gate)
+
+    for overrides in (
+        ["gate=default", "study.baseline=[scheduler:ddim]", "scheduler=euler"],
+        ["gate=report_only", "scheduler=euler"],
+        ["scheduler=euler"],
+    ):
+        there = composer(overrides)
+        require_judged(there.current.study.plan(there), there.current.gate)

@@ -19,6 +19,7 @@ from sdopt.statistics.pairs import paired_rounds
 from sdopt.statistics.ratios import log_speedup
 from sdopt.statistics.summary import summary_of
 from tests.gate.test_judge import study, variant
+from tests.records import disturb as disturb_all
 from tests.records import known, reconfigure, retime, samples_of, timed
 
 
@@ -102,6 +103,18 @@ class TestStudy:
         assert flat["interference/mean"] == pytest.approx((0.5 + 17 * 0.001) / 18)
         assert flat["interference/calls_left_out"] == 3
         assert flat["interference/cpu_mhz"] == 2000.0
+
+    def test_an_answer_without_a_clean_round_is_not_confirmed(
+        self, result: StudyResult
+    ) -> None:
+        """A gate's study says so in the reasons of its verdicts."""
+        doubt = "other programs disturbed every round (up to 30 % of a call)"
+        one_round = deepcopy(result)
+        disturb(one_round, 2, 0.3, left_out=False)
+        assert doubt not in summary_of(one_round).sentence
+
+        everywhere = disturb_all(result)
+        assert summary_of(everywhere).sentence.endswith(f". Not confirmed: {doubt}.")
 
 
 def test_a_call_at_a_further_shape_disturbs_the_round_of_all() -> None:
