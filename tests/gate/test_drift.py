@@ -217,10 +217,10 @@ def test_a_factory_in_another_folder_is_told_by_its_code(
     for result, folder, digest in zip(
         results, ("/head", "/head/base"), (code, "same"), strict=True
     ):
-        for owner in (result, *result.variants):
-            place = f"{folder}/pipe.py:make"
-            reconfigure(owner, "model", weights="factory", factory=place)
+        model = {"weights": "factory", "factory": f"{folder}/pipe.py:make"}
+        reconfigure(result, "model", **model)
         for row in result.variants:
+            reconfigure(row, "model", **model)
             row.inputs |= {"model": "weights", "options": digest}
     said = [
         ("contents of options: other against same (baseline, it, control)", "options")
