@@ -25,6 +25,7 @@ from sdopt.errors import (
     print_problems,
     way_out,
 )
+from sdopt.step_summary import report_problems
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code of Ctrl-C, as shells have it."""
@@ -70,9 +71,9 @@ def end_with_code(main: Callable[[list[str]], int]) -> Callable[[list[str]], int
                 if os.environ.get("HYDRA_FULL_ERROR") == "1":
                     traceback.print_exc()
                 if isinstance(error, SdoptError):
-                    print_problems(error.problems)
+                    report_problems(error.problems)
                     return error.exit_code
-                print_problems([explained(error)])
+                report_problems([explained(error)])
                 return UnavailableError.exit_code
 
     return command

@@ -22,13 +22,13 @@ from sdopt.report.catalog import write_reports
 from sdopt.report.terminal import shown
 from sdopt.report.verdicts import (
     against_sentence,
-    append_step_summary,
     summary_markdown,
     verdict_blocks,
     write_verdicts,
 )
 from sdopt.schema import Gate
 from sdopt.statistics.summary import Summary, summary_of
+from sdopt.step_summary import append_step_summary, report_problems
 from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line
 from sdopt.tracking.client import TrackingError
@@ -92,7 +92,8 @@ class Judging:
             except UsageError as error:
                 problems += error.problems
                 codes.append(error.exit_code)
-        print_problems([*problems, *found.remarks])
+        report_problems(problems)
+        print_problems(found.remarks)
         codes += [
             exit_code(result_judged.judgements, self._gate_of(result_judged))
             for result_judged in judged

@@ -51,9 +51,14 @@ WAYS_OUT = {
 
 @pytest.mark.parametrize("way", WAYS_OUT)
 def test_each_way_out_has_its_code(
-    way: str, capsys: pytest.CaptureFixture[str]
+    way: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     error, code = WAYS_OUT[way]
+    page = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
 
     @end_with_code
     def command(_argv: list[str]) -> int:
@@ -67,6 +72,7 @@ def test_each_way_out_has_its_code(
     )
     if isinstance(error, UsageError | UnavailableError):
         assert said == "".join(f"sdopt: {problem}\n" for problem in error.problems)
+        assert page.read_text() == f"```\n{said}```\n", "CI's page says it too"
     if isinstance(error, KeyboardInterrupt):
         assert said == "sdopt: interrupted\n"
 

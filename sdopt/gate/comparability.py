@@ -1,6 +1,6 @@
 """Checks whether two variants can be compared at all, and what disturbed their timed calls, in every gate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from sdopt.gate.rulings import find_scores, unjudged
 from sdopt.record.records import Status, StudyResult, VariantResult
@@ -11,8 +11,13 @@ from sdopt.statistics.objections import wires_of
 from sdopt.statistics.pairs import flattened, paired
 
 
-def comparable(candidate: VariantResult, reference: VariantResult) -> list[Ruling]:
-    """Returns a ruling for each reason why two variants cannot be compared at all."""
+def comparable(
+    candidate: VariantResult, reference: VariantResult, places: Collection[str] = ()
+) -> list[Ruling]:
+    """Returns a ruling for each reason why two variants cannot be compared at all.
+
+    `places` are keys of files that may lie elsewhere, because their contents were compared.
+    """
     rulings = []
     if not candidate.status.measured or candidate.status is Status.SLOWER:
         reason = f"the variant was not measured (status {candidate.status}): {candidate.reason}"
@@ -27,7 +32,7 @@ def comparable(candidate: VariantResult, reference: VariantResult) -> list[Rulin
         wires = wires_of(reference)
         reason = f"images of the reference '{reference.name}' are broken: {wires}"
         rulings.append(unjudged("reference", reason))
-    other_work = candidate.other_work(reference)
+    other_work = candidate.other_work(reference, places)
     if other_work:
         rulings.append(unjudged("same work", other_work))
     return rulings

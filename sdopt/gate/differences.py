@@ -102,7 +102,7 @@ def _of_results(later: StudyResult, earlier: StudyResult) -> Iterator[Difference
             yield _against(name, value, earlier_value), ""
 
 
-_PLACES = {
+PLACES = {
     "model.path": "model",
     "model.base": "model",
     "model.tokenizer": "model",
@@ -120,7 +120,7 @@ def _without_moves(changed: _Values, now: _Side, then: _Side) -> _Values:
     """Returns what differs but for files of the same name in another folder, whose contents both sides know."""
     kept: _Values = {}
     for key, (value, earlier) in changed.items():
-        digest = _PLACES.get(key)
+        digest = PLACES.get(key)
         known = digest in now and digest in then
         if not known or _file_names(value) != _file_names(earlier):
             kept[key] = (value, earlier)

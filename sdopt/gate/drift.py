@@ -12,7 +12,7 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.calibration import Fit
 from sdopt.gate.comparability import disturbances, steps_left_out
-from sdopt.gate.differences import Difference, differences
+from sdopt.gate.differences import PLACES, Difference, differences
 from sdopt.gate.judge import judgement, rulings_of
 from sdopt.gate.rule_checks import applicable
 from sdopt.gate.rule_context import RuleContext
@@ -22,7 +22,7 @@ from sdopt.quality.metrics import family_of, measured_metrics
 from sdopt.record.comparisons import Comparison
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.scores import Score, Spread
-from sdopt.record.verdicts import SINCE, Judgement, Ruling, Verdict
+from sdopt.record.verdicts import BROKEN, SINCE, Judgement, Ruling, Verdict
 from sdopt.schema import Gate, Quality, Rule
 from sdopt.statistics.giving_up import at_least_slower
 from sdopt.statistics.measures import SPEEDUP, is_of_images
@@ -65,7 +65,11 @@ def judge_drift(
         raise UsageError("not comparable: the two results have no variant in common")
     contract = Contract.LOSSY if allowed else Contract.EQUIVALENT
     pairs_images = folders is not None and not allowed
-    rules = [rule for rule in gate.rules.get(contract, []) if _fits(rule, pairs_images)]
+    smallest = later.config.protocol.smallest_speedup
+    rules = []
+    for rule in gate.rules.get(contract, []):
+        if _fits(rule, pairs_images):
+            rules.append(_of_drift(rule, smallest))
     judged = replace(gate, rules={contract: rules}, must_pay=False)
     moment = earlier.started[:16].replace("T", " ")
     swapped = later.started < earlier.started
@@ -84,7 +88,7 @@ def judge_drift(
         folders = None
     for name in common:
         contexts = _contexts(later, earlier, name, fit, folders)
-        lost = _lost_gain(later, earlier, name, rules)
+        lost = _broken(later, earlier, name) or _lost_gain(later, earlier, name, rules)
         rulings = [lost] if lost else rulings_of(contexts, judged, contract)
         judgements.append(of(name, rulings, notes))
     # An option that is gone must not pass.
@@ -120,7 +124,17 @@ def _fits(rule: Rule, pairs_images: bool) -> bool:
     """Returns whether a rule can judge two results: memory and the largest calls were not measured side by side."""
     if is_of_images(rule.metric):
         return pairs_images or not family_of(rule.metric).needs_pair
-    return rule.metric == SPEEDUP.name
+    return rule.metric == SPEEDUP.name and rule.how.side == "least"
+
+
+def _of_drift(rule: Rule, smallest: float) -> Rule:
+    """Returns a rule as it holds between two results: a gain to be reached is one over the baseline, and not again.
+
+    `smallest` is the smallest change of speed that counts, beyond which a speed-up must not be smaller.
+    """
+    if rule.metric != SPEEDUP.name or rule.limit is None:
+        return rule
+    return replace(rule, limit=min(rule.limit, 1 / (1 + smallest)))
 
 
 def _notes(
@@ -186,9 +200,19 @@ def _contexts(
             protocol=later.config.protocol,
             same_images=same_images,
             steps_left_out=steps_left_out(later) or steps_left_out(earlier),
+            places=PLACES,
         )
 
     return [at(shape_index) for shape_index in range(len(later.shapes))]
+
+
+def _broken(later: StudyResult, earlier: StudyResult, name: str) -> Ruling | None:
+    """Returns that a variant worked in the earlier result and fails now; None for every other one."""
+    now = later.variant(name)
+    if earlier.variant(name).status is not Status.OK or not now.status.failure:
+        return None
+    said = now.reason.partition("\n")[0]
+    return unjudged(BROKEN, f"it worked in the earlier result and fails now: {said}")
 
 
 def _lost_gain(

@@ -235,7 +235,7 @@ def rulings_of(
     first = contexts[0]
     if first.candidate.status is Status.SLOWER:
         return [first.too_slow(gate, contract)]
-    rulings = comparable(first.candidate, first.reference)
+    rulings = comparable(first.candidate, first.reference, first.places)
     if rulings:
         return rulings
     rulings.append(tripwires(first.candidate))

@@ -1,7 +1,7 @@
 """Applies one rule of a gate to one comparison at one shape: where its limit comes from, and what it tests."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from sdopt.contract import Contract, weakest
@@ -59,6 +59,7 @@ class RuleContext:
         slower: how many times as long as the baseline's its calls take at least, if its timing ended early for that.
         same_images: whether every image of the candidate is the same file as the reference's.
         steps_left_out: whether a budget left no time for the calls that count the denoiser's steps.
+        places: keys of files that may lie elsewhere, because their contents were compared.
     """
 
     candidate: VariantResult
@@ -77,6 +78,7 @@ class RuleContext:
     slower: float | None = None
     same_images: bool = False
     steps_left_out: bool = False
+    places: Collection[str] = ()
 
     @property
     def promises(self) -> list[Promise]:
@@ -107,7 +109,7 @@ class RuleContext:
     @property
     def comparable(self) -> bool:
         """Whether the two can be compared at all."""
-        return not comparable(self.candidate, self.reference)
+        return not comparable(self.candidate, self.reference, self.places)
 
     def apply(self, rule: Rule, gate: Gate) -> Ruling:
         """Applies one rule.

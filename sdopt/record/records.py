@@ -1,7 +1,7 @@
 """Defines the schema of `result.json`: a study's measurements, from which all tables and trackers are made."""
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -136,12 +136,18 @@ class VariantResult:
     """Whether it was not timed to the end, because its trial calls (`ShapeSamples.trial_s`) showed that it is clearly
     slower. Its status is `slower`, unless it claims memory alone, which was then measured as usual."""
 
-    def other_work(self, reference: "VariantResult") -> str:
-        """Returns what the two did differently and must not: work, hardware, and what images say of it; or ""."""
+    def other_work(
+        self, reference: "VariantResult", places: Collection[str] = ()
+    ) -> str:
+        """Returns what the two did differently and must not: work, hardware, and what images say of it; or "".
+
+        `places` are keys of files that may lie elsewhere, because their contents were compared.
+        """
         words = []
         differing = self.config.incomparable_work(reference.config)
         for key, (mine, theirs) in differing.items():
-            words.append(f"{key} ({mine} against {theirs})")
+            if key not in places:
+                words.append(f"{key} ({mine} against {theirs})")
         words += [said for said in self.unlike if said not in reference.unlike]
         return f"not the same work: {', '.join(words)}" if words else ""
 

@@ -79,6 +79,9 @@ class Ruling:
 UNDISTURBED = "undisturbed"
 """The rule that other programs broke; every ruling on a time has the same doubt."""
 
+BROKEN = "works"
+"""The rule that a variant broke that worked in an earlier result and fails now."""
+
 SINCE = "everything since"
 """What is judged of a variant that is compared with itself in an earlier result."""
 

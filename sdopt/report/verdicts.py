@@ -1,7 +1,6 @@
 """Shows the verdicts of a gate: as a table for the terminal, as Markdown, as JSON, and as JUnit XML for CI."""
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,11 +8,10 @@ from itertools import chain
 from pathlib import Path
 from xml.etree import ElementTree
 
-from sdopt.errors import print_problems
 from sdopt.quality.metrics import family_of
 from sdopt.record.files import write_atomically
 from sdopt.record.records import StudyResult
-from sdopt.record.verdicts import Judgement, Ruling, Verdict
+from sdopt.record.verdicts import BROKEN, Judgement, Ruling, Verdict
 from sdopt.report.blocks import Block, Fold, Notes, Prose, Table
 from sdopt.report.columns import word
 from sdopt.report.markdown import escaped, written
@@ -77,7 +75,19 @@ def against_sentence(result: StudyResult) -> str:
         text = f"Worse than in the earlier result: {names}: {sentences}."
     else:
         text = _nothing_worse(result.judgements, open_text)
+    text = " ".join([*_broken_texts(result.judgements), text])
     return f"{text} Each speed-up is over the baseline of its own run: times of the two runs are not compared."
+
+
+def _broken_texts(judgements: Sequence[Judgement]) -> list[str]:
+    """Returns a sentence for each variant that worked in the earlier result and fails now."""
+    texts = []
+    for judgement in judgements:
+        for ruling in judgement.rulings:
+            if ruling.rule == BROKEN:
+                what = ruling.reason.removeprefix("it ").rstrip(".")
+                texts.append(f"{judgement.candidate} {what}.")
+    return texts
 
 
 def _open_text(judgements: Sequence[Judgement]) -> str:
@@ -195,11 +205,14 @@ def summary_markdown(
     `against` is the answer where the result was compared with an earlier one, and `alone` what it says by itself.
     """
     answer = Prose(against or summary.sentence, strong=True)
-    first = written([answer, ranking(alone or summary)])
     table, *reasons = verdict_blocks(summary.result, against)
-    # The ranking has the verdicts, but for those on an earlier result.
-    blocks = [table, *reasons] if against else reasons
-    return f"{first}\n{_titled(summary, blocks)}"
+    if alone is None:  # the ranking has the verdicts
+        first = written([answer, ranking(summary)])
+        return f"{first}\n{_titled(summary, reasons)}"
+    titled = _titled(summary, [table, *reasons])
+    label = "The judged result by itself, over its own baseline and by its own gate:"
+    last = written([Prose(label), ranking(alone)])
+    return f"{written([answer])}\n{titled}\n{last}"
 
 
 def _claims(judgements: Sequence[Judgement]) -> list[str]:
@@ -440,19 +453,3 @@ def write_verdicts(
     }
     for name, content in contents.items():
         write_atomically(folder / name, content)
-
-
-def append_step_summary(text: str) -> None:
-    """Appends the Markdown to the file that `GITHUB_STEP_SUMMARY` names, where that is set.
-
-    The summary is for reading, and the exit code is the verdict: a file that cannot be written is only said.
-    """
-    target = os.environ.get("GITHUB_STEP_SUMMARY")
-    if not target:
-        return
-    try:
-        with Path(target).open("ab") as stream:
-            stream.write(f"{text}\n".encode(errors="replace"))
-    except OSError as error:
-        problem = f"the summary cannot be written ({error.strerror}); verdicts are kept"
-        print_problems([f"GITHUB_STEP_SUMMARY={target}: {problem}"])

@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from sdopt.record.verdicts import UNDISTURBED, Ruling, Verdict
+from sdopt.record.verdicts import BROKEN, UNDISTURBED, Ruling, Verdict
 from sdopt.schema import TESTS
 from sdopt.statistics.change_words import (
     DISTANCES,
@@ -38,6 +38,7 @@ CHECKS = {
     "same work": "The two did not do the same work",
     "engaged": "There is no evidence that the option took effect",
     "status": "It was not measured",
+    BROKEN: "It fails now",
     "reference": "There is nothing sound to compare it with",
     "variant": "Only one of the two results has it",
     "rules": "The gate has no rules for it",

@@ -25,6 +25,8 @@ from tests.records import disturb, known, reconfigure, retime, samples_of
 
 Results = tuple[StudyResult, StudyResult]
 
+BOTH_PASS = [Verdict.PASS, Verdict.PASS]
+
 OF_SPEED = [Rule("speedup", "at_least", limit=0.9)]
 
 GATE = Gate(
@@ -103,16 +105,24 @@ def test_latents_of_the_same_files_may_differ(
     assert found.verdict is verdict, "no floor was measured"
 
 
-def test_a_speedup_that_was_lost_fails(results: Results) -> None:
+@pytest.mark.parametrize(("limit", "least"), [(0.9, 0.9), (1.1, 1 / 1.01)])
+def test_a_speedup_that_was_lost_fails_and_a_gain_need_not_be_reached_again(
+    results: Results, limit: float, least: float
+) -> None:
     later, earlier = results
+    at_least = Rule("speedup", "at_least", limit=limit)
+    rules = [at_least, Rule("speedup", "at_most", limit=0.5)]
+    gate = Gate("g", {"equivalent": rules})
+    assert [one.verdict for one in judge_drift(*results, gate, FIT)] == BOTH_PASS
     for samples in samples_of(later.variant("it")):
         retime(samples, [2 * seconds for seconds in samples.latency_s])
-    found = judge_drift(later, earlier, GATE, FIT)
+    found = judge_drift(later, earlier, gate, FIT)
     (ruling,) = [
         r for judgement in found for r in judgement.rulings if r.verdict is Verdict.FAIL
     ]
     assert ruling.metric == "speedup"
     assert ruling.estimate == pytest.approx(0.5, rel=0.05)
+    assert ruling.margin == pytest.approx(least)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +203,32 @@ def test_files_in_another_folder_are_told_by_their_contents(
                 row.config, options={"patch": {"functions": functions}}
             )
     assert [what for what, _ in differences(later, earlier)] == named
+    if not named:
+        assert [one.verdict for one in judge_drift(*results, GATE, FIT)] == BOTH_PASS
+
+
+@pytest.mark.parametrize(
+    ("code", "contract"), [("same", "equivalent"), ("other", "lossy")]
+)
+def test_a_factory_in_another_folder_is_told_by_its_code(
+    results: Results, code: str, contract: str
+) -> None:
+    """As in CI, where the base is checked out beside the head: its place says nothing."""
+    for result, folder, digest in zip(
+        results, ("/head", "/head/base"), (code, "same"), strict=True
+    ):
+        model = {"weights": "factory", "factory": f"{folder}/pipe.py:make"}
+        reconfigure(result, "model", **model)
+        for row in result.variants:
+            reconfigure(row, "model", **model)
+            row.inputs |= {"model": "weights", "options": digest}
+    said = [
+        ("contents of options: other against same (baseline, it, control)", "options")
+    ]
+    assert differences(*results) == (said if code == "other" else [])
+    found = judge_drift(*results, GATE, FIT, waived=("options",))
+    assert [one.verdict for one in found] == BOTH_PASS, found[1].rulings
+    assert {one.contract for one in found} == {contract}
 
 
 def test_other_versions_need_a_waiver_and_are_then_judged_as_lossy(

@@ -9,12 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from runners.gate import main as gate
 from sdopt.contract import Contract
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
-from sdopt.report.verdicts import append_step_summary, junit, summary_markdown
+from sdopt.report.verdicts import junit, summary_markdown
 from sdopt.statistics.summary import summary_of
+from sdopt.step_summary import append_step_summary
 from tests.command import ROOT
 
 DECIMAL, COUNT, TOKEN = r"\d+(\.\d+)?", r"\d+", r"\S(.*\S)?"
@@ -168,6 +170,17 @@ def test_a_summary_may_be_shown_instead(
     os.close(writer)
     with os.fdopen(reader, encoding="utf-8") as shown:
         assert shown.read() == summary_markdown(summary_of(result)) + "\n"
+
+
+def test_two_results_that_cannot_be_compared_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(target))
+    record = str(ROOT / "outputs" / "records" / "amd-epyc" / "quickstart")
+    output = str(tmp_path / "drift")
+    assert gate([record, "--against", record, "--output", output]) == 2
+    assert "sdopt: not comparable: " in target.read_text()
 
 
 @pytest.mark.parametrize("place", ["absent/summary.md", "."])

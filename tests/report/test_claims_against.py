@@ -9,7 +9,7 @@ import pytest
 
 from sdopt.contract import Contract
 from sdopt.gate.drift import judge_drift
-from sdopt.record.records import StudyResult
+from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.verdicts import (
     against_sentence,
@@ -96,6 +96,25 @@ def test_a_machine_that_became_slower_is_not_called_as_fast_as_before() -> None:
     assert "times of the two runs are not compared" in sentence
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (Status.FAILED, "it worked in the earlier result and fails now: no 'x'. No "),
+        (Status.SKIPPED, "No speed-up is "),
+    ],
+)
+def test_what_worked_and_fails_now_comes_first(status: Status, said: str) -> None:
+    later = clip(0.0)
+    earlier = deepcopy(later)
+    row = later.variant("it")
+    row.status, row.reason = status, "no 'x'.\nmore"
+    result = compared(later, earlier, OF_SPEED)
+    assert against_sentence(result).startswith(said)
+    assert result.judgements[1].verdict is Verdict.NOT_COMPARABLE
+    earlier.variant("it").status = status
+    assert "worked" not in against_sentence(compared(later, earlier, OF_SPEED))
+
+
 def test_a_gain_that_shrank_is_no_time_that_grew() -> None:
     """The variant takes as long as before, and its baseline half as long."""
     later = clip(0.0)
@@ -138,7 +157,10 @@ def test_data_holds_the_comparison_and_not_the_study() -> None:
     alone.judgements = [judged]
     text = summary_markdown(summary, sentence, summary_of(alone))
     assert text.startswith(f"**{sentence}**".replace("+", r"\+")[:20])
-    assert "| worse | fail |" in text, "by itself"
+    drift, _, by_itself = text.partition("The judged result by itself")
+    assert "of the earlier result" in drift
+    assert "| worse | fail |" not in drift
+    assert "| worse | fail |" in by_itself
     assert "(not judged)" not in text
 
 
