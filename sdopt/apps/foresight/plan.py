@@ -394,10 +394,10 @@ def _here(
 
 
 def _too_slow(disturbance: str) -> str:
-    """Returns that the time told is too long, if other work made this machine look slower; else ""."""
+    """Returns that the time told may be too long, if other work made this machine look slower; else ""."""
     if not disturbance:
         return ""
-    return f"the time is too long: {disturbance} while its rates were measured; ask again on an idle machine"
+    return f"the time may be too long: {disturbance} while its rates were measured; ask again on an idle machine"
 
 
 def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
