@@ -74,10 +74,14 @@ def _help() -> int:
 
 @contextmanager
 def _starting() -> Iterator[Callable[[], None]]:
-    """Shows in a terminal that the command is starting; yields a function that ends the display."""
-    with terminal().status(
-        "starting: composing the study, importing PyTorch and diffusers"
-    ) as status:
+    """Says that the command is starting; yields a function that ends the display, which is one in a terminal alone."""
+    console, what = (
+        terminal(),
+        "starting: composing the study, importing PyTorch and diffusers",
+    )
+    if not console.is_terminal:
+        print(what, file=sys.stderr, flush=True)
+    with console.status(what) as status:
         yield status.stop
 
 

@@ -57,7 +57,17 @@ class Finished:
     code: int
     out: str
     err: str
+    """What it said on standard error after the line with which it began."""
     cwd: Path
+    began: str = ""
+
+    @classmethod
+    def of(cls, code: int, out: str, err: str, cwd: Path) -> "Finished":
+        """Takes the first sign of life of a command off what it said."""
+        first, _, more = err.partition("\n")
+        if first.startswith("starting: "):
+            return cls(code, out, more, cwd, first)
+        return cls(code, out, err, cwd)
 
     @property
     def folder(self) -> Path:
@@ -111,7 +121,7 @@ def sdopt(
     assert not GlobalHydra.instance().is_initialized(), (
         "Hydra's state outlives the command"
     )
-    return Finished(code, printed.getvalue(), err.getvalue(), cwd)
+    return Finished.of(code, printed.getvalue(), err.getvalue(), cwd)
 
 
 def refused(cwd: Path, *arguments: str, says: str = "") -> Finished:
@@ -141,7 +151,7 @@ class Process:
         out, err = self.popen.communicate(timeout=timeout_s)
         code = self.popen.returncode
         assert code is not None
-        return Finished(code, out, err, self.cwd)
+        return Finished.of(code, out, err, self.cwd)
 
     def descendants(self) -> list[str]:
         """Command lines of the process and of all that it or a descendant started: they work in its folder."""

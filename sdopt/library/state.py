@@ -247,7 +247,13 @@ def state_of(pipe: "DiffusionPipeline") -> Optimized:
 
 
 def require_plain(pipe: "DiffusionPipeline") -> None:
-    """Raises UsageError if options were applied to a pipeline, or to the one that it is a copy of."""
+    """Raises UsageError for what is no pipeline, and if options were applied to it, or to the one it is a copy of."""
+    if not hasattr(pipe, "components"):
+        name = pipe if isinstance(pipe, str | PathLike) else type(pipe).__name__
+        raise UsageError(
+            f"{name}: sdopt.optimize takes a pipeline that is loaded; the command `sdopt optimize FILE` finds out what to "
+            "turn on for a file"
+        )
     if hasattr(pipe, OPTIMIZED):
         state_of(pipe)  # raises for a copy
         raise UsageError(

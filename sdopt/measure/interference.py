@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from sdopt.measure.processes import PROC, started_by, text_of_process
 from sdopt.record.samples import Interference
+from sdopt.schema import Protocol
 
 _CPUS = Path("/sys/devices/system/cpu")
 
@@ -142,6 +143,17 @@ class InterferenceMeter:
         except (OSError, ValueError):
             return None
         return round(sum(frequencies) / len(frequencies), 1) if frequencies else None
+
+
+def disturbance_of(interference: Interference | None) -> str:
+    """Returns in words what other work took; "" if it took no more than it may from a timed call, or nobody counted."""
+    limit = Protocol().interference
+    if interference is None or limit is None:
+        return ""
+    took = max(interference.waited, interference.stolen)
+    if took <= limit:
+        return ""
+    return f"other work took {100 * took:.0f} % of the processor"
 
 
 def _ticks(stat: str, cores: set[int]) -> list[list[int]]:

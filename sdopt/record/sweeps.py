@@ -38,6 +38,27 @@ def own_overrides(folder: Path, words: Sequence[str]) -> list[str]:
     return [word for word in measuring(words) if _meaning(word) not in shared]
 
 
+def own_words(folder: Path, jobs: Sequence[str]) -> dict[str, str]:
+    """Returns the overrides that each job has and not all of them, from what Hydra recorded of each; else all of it."""
+    words = {job: _words_of(folder / job) for job in jobs}
+    recorded = [set(own) for own in words.values() if own]
+    shared = set.intersection(*recorded) if recorded else set()
+    named = {}
+    for job, own in words.items():
+        apart = [word for word in own if word not in shared]
+        named[job] = ", ".join(apart or own) or "no overrides recorded"
+    return named
+
+
+def _words_of(job: Path) -> list[str]:
+    """Returns the overrides of a job, without those that say where results go; [] where none are recorded."""
+    try:
+        text = (job / ".hydra" / "overrides.yaml").read_text("utf-8")
+        return measuring([str(word) for word in yaml.safe_load(text) or ()])
+    except _DAMAGED:
+        return []
+
+
 def measuring(words: Sequence[str]) -> list[str]:
     """Returns the words of a command without those that say where results go, and with which notes."""
     return [word for word in words if not _OF_THE_TRACKER.match(word)]

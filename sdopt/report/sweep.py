@@ -9,11 +9,11 @@ from pathlib import Path
 from sdopt.errors import UnavailableError, UsageError
 from sdopt.gate.judge import exit_code as judged_code
 from sdopt.gate.judge import left_unjudged, worst_code
-from sdopt.record.choices import as_choice
+from sdopt.record.choices import as_choice, difference, is_plain
 from sdopt.record.configuration import RecordedConfig
 from sdopt.record.files import JobError, read_error, read_result
 from sdopt.record.records import Status, StudyResult, VariantResult
-from sdopt.record.sweeps import planned_jobs
+from sdopt.record.sweeps import own_words, planned_jobs
 from sdopt.report.answer import use_of
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.columns import Cells, TableView, speed_cell, table_of, word
@@ -87,6 +87,8 @@ class Sweep:
     """The errors of files that cannot be read, a line for each."""
     waiting: Mapping[str, str] = field(default_factory=dict)
     """The jobs that have not begun, with what each of them has for itself."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """The jobs without a result, with what each of them has for itself."""
 
     @property
     def exit_code(self) -> int:
@@ -152,7 +154,7 @@ class Sweep:
                         job,
                         self._label(job),
                         None,
-                        "",
+                        self.own.get(job, ""),
                         reason,
                         Status(error.status),
                     )
@@ -191,6 +193,8 @@ class Sweep:
         keys.pop("hardware.sheet", None)  # a whole record
         words = [row.name]
         for key in keys:
+            if key.partition(".")[0] in self._told:
+                continue  # by its option, with the keys that were changed
             if key == "model.name" or not self._of_model(key):
                 words.append(f"{key}={_value(config, key)}")
         return ", ".join([*words, *self._own_choices(job)])
@@ -207,18 +211,31 @@ class Sweep:
         return len(values) > 1 and not is_file and max(map(len, values.values())) == 1
 
     def _own_choices(self, job: str) -> list[str]:
-        """Returns the gate of a job and what its baseline chooses, as far as that is not the same in all jobs."""
+        """Returns the gate of a job and what its baseline chooses, as far as that is not the same in all jobs.
+
+        The default of an axis is not said: the names of the other jobs have what they choose there.
+        """
         study = self.studies[job]
         choices = []
         if len({other.config.gate.name for other in self.studies.values()}) > 1:
             choices.append(f"gate={study.config.gate.name}")
-        baselines = [other.baseline_variant for other in self.studies.values()]
         for axis, option in study.baseline_variant.choices.items():
-            if axis == "scheduler" and self._of_model("scheduler.class_name"):
+            if axis not in self._told or is_plain(axis, option):
                 continue
-            if any(other.choices.get(axis) != option for other in baselines):
-                choices.append(f"on {as_choice(axis, option)}")
+            choice = as_choice(axis, option)
+            choices.append(choice if axis in WORK else f"on {choice}")
         return choices
+
+    @cached_property
+    def _told(self) -> set[str]:
+        """The axes on which baselines choose otherwise, without a scheduler that each of several models has."""
+        first, *others = [study.baseline_variant for study in self.studies.values()]
+        told: set[str] = set()
+        for baseline in others:
+            told |= difference(baseline.choices, first.choices).keys()
+        if self._of_model("scheduler.class_name"):
+            told.discard("scheduler")
+        return told
 
     def _baseline_config(self, job: str) -> RecordedConfig:
         study = self.studies[job]
@@ -298,6 +315,8 @@ class Sweep:
             notes.append(
                 f"Not begun: {len(self.waiting)} of {self.count} jobs, which resuming the sweep runs."
             )
+        if not reasons:
+            notes += self._endings()
         blocks: list[Block] = [
             Prose(self.sentence, strong=True),
             _table(self.jobs, self.summaries, reasons),
@@ -307,6 +326,14 @@ class Sweep:
             job, row = self.best
             blocks += use_of(replace(self.summaries[job.number], best=row))
         return blocks
+
+    def _endings(self) -> list[str]:
+        """Returns why jobs have no result, a line for each reason."""
+        jobs: dict[str, list[str]] = {}
+        for job in self.jobs:
+            if job.row is None and job.status is not Status.PENDING:
+                jobs.setdefault(job.because, []).append(job.label)
+        return [f"{', '.join(labels)}: {because}" for because, labels in jobs.items()]
 
 
 def _value(config: RecordedConfig, key: str) -> object:
@@ -429,7 +456,8 @@ def read_sweep(folder: Path) -> Sweep:
     waiting = {
         job: own for job, own in planned_jobs(folder).items() if job not in names
     }
-    return Sweep(folder, studies, errors, unreadable, waiting)
+    own = own_words(folder, names) if errors.keys() - studies.keys() else {}
+    return Sweep(folder, studies, errors, unreadable, waiting, own)
 
 
 def _jobs(folder: Path) -> set[str]:

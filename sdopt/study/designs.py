@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 from typing_extensions import override
 
 from sdopt.errors import UsageError
-from sdopt.record.choices import as_override, difference, is_plain, listed
+from sdopt.record.choices import as_override, difference, listed
 from sdopt.schema import Configured, Edge, wrong_label
 from sdopt.statistics.published import Published, require_published
 from sdopt.variant import Variant
@@ -106,8 +106,9 @@ class Pair(Design):
         if candidate.config == baseline.config:
             # A sweep's grid may contain the baseline itself: then only the repeated baseline is compared.
             return Plan((baseline,), ())
-        # A transformer's scheduler is another than the default, and the baseline's too.
-        candidate = replace(candidate, name=_name_beside(candidate, baseline))
+        # A task, and a transformer's scheduler, are others than the default, and the baseline's too.
+        changed = listed(difference(candidate.choices, baseline.choices))
+        candidate = replace(candidate, name=changed or candidate.name)
         edge = Edge(candidate.name, BASELINE, credit(candidate, baseline))
         return Plan((baseline, candidate), (edge,))
 
@@ -377,17 +378,6 @@ def _overrides(options: list[str], design: str) -> list[str]:
             [f"study.options: '{option}' is listed twice" for option in repeated]
         )
     return overrides
-
-
-def _name_beside(candidate: Variant, baseline: Variant) -> str:
-    """Returns what a candidate differs by, and its task where that is not to draw from prompts alone."""
-    changed = difference(candidate.choices, baseline.choices)
-    if not changed:
-        return candidate.name
-    task = candidate.choices["task"]
-    if not is_plain("task", task):
-        changed = changed | {"task": task}
-    return listed(changed)
 
 
 def credit(candidate: Variant, reference: Variant) -> str:

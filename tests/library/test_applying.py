@@ -446,6 +446,9 @@ class TestOptimize:
             with pytest.raises(UsageError, match="no options were applied"):
                 sdopt.prove(pipe)
             assert type(pipe.scheduler) is DDIMScheduler
+        file: Any = "mine.safetensors"
+        with pytest.raises(UsageError, match=f"{file}: .*`sdopt optimize FILE` finds"):
+            sdopt.optimize(file, **MATH)
 
     def test_a_scheduler_is_that_of_a_measured_variant(
         self, pipe: StableDiffusionPipeline

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from sdopt.record.files import JobError, read_result, write_result
+from sdopt.record.files import JobError, read_result, write_error, write_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.scores import BrokenImage
 from sdopt.report.markdown import written
@@ -147,6 +147,57 @@ def test_jobs_of_other_work_are_told_apart(jobs: dict[str, StudyResult]) -> None
     assert names == {"deep cache, workload.steps=25", "deep cache, workload.steps=7"}
 
 
+def test_a_task_and_a_scheduler_are_said_once_and_no_defaults(
+    jobs: dict[str, StudyResult],
+) -> None:
+    other = deepcopy(jobs["1"])
+    for variant in other.variants:
+        reconfigure(variant, "task", kind="img2img", image="/my/a.png", strength=0.6)
+        reconfigure(variant, "scheduler", class_name="Euler")
+        changed = {"task": "img2img(image=a.png, strength=0.6)", "scheduler": "euler"}
+        changed |= {"lora": "loaded", "memory.vae_slicing": "vae_slicing"}
+        variant.choices = variant.choices | changed
+    names = [job.name for job in Sweep(Path(), {"0": jobs["1"], "1": other}, {}).jobs]
+    picture = "task=img2img(image=a.png, strength=0.6)"
+    assert sorted(names) == [
+        "deep cache",
+        f"deep cache, on lora=loaded, {picture}, scheduler=euler, on memory=vae_slicing",
+    ]
+    # Pictures of one name in several folders are told apart by their paths.
+    further = deepcopy(other)
+    for variant in further.variants:
+        reconfigure(variant, "task", image="/other/a.png")
+    both = {job.name for job in Sweep(Path(), {"0": other, "1": further}, {}).jobs}
+    assert both == {
+        "deep cache, task.image=/my/a.png",
+        "deep cache, task.image=/other/a.png",
+    }
+
+
+def test_runs_without_a_result_have_their_overrides_and_the_reason(
+    jobs: dict[str, StudyResult], tmp_path: Path
+) -> None:
+    for number, words in enumerate(
+        ("[model=m, caching=deepcache]", "[model=m, 'patch=a.py:b']", "[model=m]")
+    ):
+        hydra = tmp_path / str(number) / ".hydra"
+        hydra.mkdir(parents=True)
+        (hydra / "overrides.yaml").write_text(words)
+    (tmp_path / "2" / ".hydra" / "overrides.yaml").unlink()
+    write_result(jobs["1"], tmp_path / "0")
+    write_error(JobError(2, ["a.py defines no function b"]), tmp_path / "1")
+    sweep = read_sweep(tmp_path)
+    assert [job.name for job in sweep.jobs] == [
+        "deep cache",
+        "patch=a.py:b",
+        "no overrides recorded",
+    ]
+    brief = written(sweep.blocks(reasons=False))
+    assert "1: a.py defines no function b" in brief
+    assert "2: the job has begun and has written no result" in brief
+    assert written(sweep.blocks()).count("defines no function b") == 1
+
+
 def test_the_shape_that_the_table_is_of_is_named(jobs: dict[str, StudyResult]) -> None:
     """The gain at the others may be none."""
     said = "Figures of a job with several shapes are those of its first one (64×64, batch 1)"
@@ -193,7 +244,7 @@ def test_jobs_of_other_protocols_gates_and_baselines_are_told_apart(
         variant.choices = {**variant.choices, "precision": "bf16"}
     names = {job.name for job in Sweep(Path(), {"0": jobs["1"], "1": other}, {}).jobs}
     assert names == {
-        "deep cache, protocol.rounds=4, gate=default, on precision=fp32",
+        "deep cache, protocol.rounds=4, gate=default",
         "deep cache, protocol.rounds=7, gate=strict, on precision=bf16",
     }
 

@@ -108,7 +108,7 @@ def test_the_least_of_each_limit_is_enough(tmp_path: Path) -> None:
     least = {limit: allowed for limit, *_, allowed in SIZES}
     ended = run_apart(tmp_path, "run", *QUICK, limits=least)
     assert ended.returncode == 0, ended.stderr
-    [line] = ended.stderr.splitlines()
+    _, line = ended.stderr.splitlines()
     assert line.startswith("sdopt: no plot: address space is limited to 8192 MiB, but")
     [path] = tmp_path.rglob("result.json")
     assert read_result(path).status == "finished"

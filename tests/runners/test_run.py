@@ -248,6 +248,9 @@ class TestDryRun:
             "study.variants={plain: [], half: ['precision=bf16'], other: ['attention=deepspeed']}",
         )
         assert finished.code == 0
+        assert finished.began == (
+            "starting: composing the study, importing PyTorch and diffusers"
+        )
         [reason] = [line for line in finished.out.splitlines() if "other: no:" in line]
         assert "choose precision=fp16" in reason, (
             "a reason is one line, from which one copies"

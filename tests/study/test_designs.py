@@ -60,7 +60,7 @@ class TestPair:
             Edge(candidate.name, BASELINE, "precision=bf16, attention=math"),
         )
 
-    def test_is_named_by_what_differs_and_by_a_task_that_begins_with_a_picture(
+    def test_is_named_by_what_differs_from_its_baseline(
         self, composer: Composers
     ) -> None:
         found = plan(composer, "model=emoji_dit", "attention=math")
@@ -69,7 +69,7 @@ class TestPair:
         assert candidate.choices["scheduler"] == baseline.choices["scheduler"]
         picture = ("task=img2img", "task.strength=0.7")
         _, candidate = plan(composer, "attention=math", *picture).variants
-        assert candidate.name == "attention=math, task=img2img(strength=0.7)"
+        assert candidate.name == "attention=math"
         found = plan(composer, "attention=math", "study.baseline=[attention:vanilla]")
         assert found.variants[1].name == "attention=math"
 

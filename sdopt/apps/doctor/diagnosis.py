@@ -18,9 +18,9 @@ from sdopt.apps.doctor.options import OptionReport
 from sdopt.hardware.ceilings import Ceiling, measure_ceilings
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import probe_device
-from sdopt.measure.interference import InterferenceMeter
+from sdopt.measure.interference import InterferenceMeter, disturbance_of
 from sdopt.record.samples import Interference
-from sdopt.schema import Protocol, Sheet
+from sdopt.schema import Sheet
 from sdopt.worker.machine import Machine
 
 _TOOLS = ("gcc", "g++", "clang++", "nvcc", "ninja", "nvidia-smi")
@@ -56,13 +56,7 @@ class Diagnosis:
     @property
     def disturbance(self) -> str:
         """How other work lowered the ceilings, in words; "" if it took no more than it may from a timed call."""
-        limit = Protocol().interference
-        if self.interference is None or limit is None:
-            return ""
-        took = max(self.interference.waited, self.interference.stolen)
-        if took <= limit:
-            return ""
-        return f"other work took {100 * took:.0f} % of the processor"
+        return disturbance_of(self.interference)
 
 
 def observed_ceilings(device: Device) -> tuple[list[Ceiling], Interference | None]:

@@ -3,7 +3,12 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from sdopt.apps.foresight.cpu import measure_machine, sheet_of_cpu, threads_of
+from sdopt.apps.foresight.cpu import (
+    known_machine,
+    measure_machine,
+    sheet_of_cpu,
+    threads_of,
+)
 from sdopt.apps.foresight.names import (
     cards_named,
     generation_assumed,
@@ -145,9 +150,11 @@ def sheets_for(
     """Returns the data sheets of the cards to plan for, by option of `hardware`."""
     sheets, hardware = data_sheets(), composer.current.hardware
     if _CPU in cards or (hardware.sheet is None and hardware.device == _CPU):
-        measure_machine(
-            threads_of(hardware)
-        )  # again, since other work may have slowed it before
+        threads = threads_of(hardware)
+        if known_machine(threads) is None:
+            # What this process has measured already was beside other work.
+            measure_machine.cache_clear()
+        measure_machine(threads)  # again, since other work may have slowed it before
     if cards:
         if _CPU in cards:
             sheets = {**sheets, _CPU: sheet_of_cpu(hardware)}

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import time
 import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass
@@ -26,6 +27,7 @@ from sdopt.errors import counted
 from sdopt.hardware.cards import planned_device
 from sdopt.hardware.device import Device
 from sdopt.hardware.probe import default_threads, describe_cpu
+from sdopt.measure.interference import InterferenceMeter, disturbance_of
 from sdopt.record.files import write_cached
 from sdopt.schema import Hardware, Rates, Sheet
 from sdopt.scratch import cache_folder
@@ -94,27 +96,42 @@ def seconds_of(parts: Array, steps: int) -> float:
     return float(steps * parts[:size].sum() + parts[size:].sum())
 
 
+@dataclass(frozen=True)
+class Measured:
+    """The rates of this machine, and in words what other work took while they were measured; "" if it took little."""
+
+    rates: CpuRates
+    disturbance: str = ""
+
+
 @lru_cache(maxsize=8)
-def measure_machine(threads: int) -> CpuRates:
+def measure_machine(threads: int) -> Measured:
     """Times typical layers on this CPU, two seconds in all, and keeps the rates for `known_machine`.
 
-    Other work on the machine makes it look slower, so the highest rates that were ever measured count.
+    Other work on the machine makes it look slower. So the highest rates that were ever measured count, and those that
+    were measured beside other work are not kept.
     """
     import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    meter, begun = InterferenceMeter(os.getpid()), time.perf_counter()
     try:
         with torch.inference_mode():
             rates = _measure()
     finally:
+        interference = meter.stop(time.perf_counter() - begun)
         torch.set_num_threads(before)
-    if earlier := known_machine(threads):
+    disturbance = disturbance_of(interference)
+    earlier = known_machine(threads)
+    if earlier is not None:
         pairs = zip(astuple(rates), astuple(earlier), strict=True)
         rates = CpuRates(*map(max, pairs))
+    if disturbance:
+        return Measured(rates, "" if earlier else disturbance)
     content = json.dumps(asdict(rates)).encode()
     write_cached(_rates_file(threads, describe_cpu()), content)
-    return rates
+    return Measured(rates)
 
 
 def known_machine(
@@ -132,9 +149,10 @@ def known_machine(
         return None
 
 
-def machine_of(threads: int) -> CpuRates:
+def machine_of(threads: int) -> Measured:
     """Returns the rates of this machine, measured now where they are not known."""
-    return known_machine(threads) or measure_machine(threads)
+    known = known_machine(threads)
+    return Measured(known) if known else measure_machine(threads)
 
 
 def _rates_file(threads: int, cpu: Mapping[str, Any]) -> Path:
@@ -207,7 +225,7 @@ def threads_of(hardware: Hardware) -> int:
 def sheet_of_cpu(hardware: Hardware) -> Sheet:
     """Returns this machine as a data sheet; its memory is the machine's."""
     threads = threads_of(hardware)
-    rates = machine_of(threads)
+    rates = machine_of(threads).rates
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return Sheet(
         name=f"this machine's CPU ({counted(threads, 'thread')})",

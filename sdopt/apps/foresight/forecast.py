@@ -58,7 +58,7 @@ def _on_this_cpu(
     rates = known_machine(variants[0].hardware.threads or threads, cpu)
     if rates is None:
         raise UsageError(
-            "this machine's rates are not known yet; `sdopt plan hardware=cpu` measures them"
+            "this machine's rates are not known yet; `sdopt plan hardware=cpu` measures them on an idle machine"
         )
     file = _file_of(variants, rates)
     with suppress(OSError, ValueError):

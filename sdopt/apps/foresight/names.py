@@ -316,12 +316,14 @@ def _distance(asked: CardName, name: CardName) -> tuple[int, int, int]:
     """Returns how far a card is from the one asked for: in family, kind of machine and model, and then Ti and Super.
 
     The last two digits of a GeForce tell more of a card than the generation before them. A number that begins as the
-    one asked for is near: a digit may have been left out.
+    one asked for is near: a digit may have been left out; and so is one of the same kind with two digits exchanged.
     """
     family = int(asked.family != name.family)
     laptop = int(("laptop" in asked.kinds) != ("laptop" in name.kinds))
     (generation, tier), (other, others_tier) = _tier(asked), _tier(name)
     far = abs(tier - others_tier) + abs(generation - other)
+    if asked.kinds == name.kinds and _exchanged(str(asked.number), str(name.number)):
+        far = 1
     if str(name.number).startswith(str(asked.number)):
         far = 0
     return (
@@ -329,6 +331,17 @@ def _distance(asked: CardName, name: CardName) -> tuple[int, int, int]:
         far + 10_000 * laptop,
         2 * len(asked.kinds ^ name.kinds) + int(asked.model != name.model),
     )
+
+
+def _exchanged(asked: str, number: str) -> bool:
+    """Returns whether a number is another one with two neighbouring digits exchanged."""
+    for place in range(1, len(asked)):
+        turned = (
+            asked[: place - 1] + asked[place] + asked[place - 1] + asked[place + 1 :]
+        )
+        if turned == number != asked:
+            return True
+    return False
 
 
 def _tier(name: CardName) -> tuple[int, int]:

@@ -378,7 +378,7 @@ def _here(
     prompts = 2 if variant.guidance_scale > 1 else 1
     # The decoder of a transformer's pipeline has the products of its text encoders.
     encoding = 0.0 if plan.is_transformer else 2.0 * texts * _TOKENS * prompts
-    parts = machine.parts(case.denoiser, case.decoder, encoding)
+    parts = machine.rates.parts(case.denoiser, case.decoder, encoding)
     seconds = seconds_of(parts, case.steps)
     return replace(
         prediction,
@@ -388,8 +388,16 @@ def _here(
         high=seconds * math.exp(HALF_WIDTH),
         shares=_shares(case, parts, 0.0),
         evidence="rates of typical layers, measured here",
+        warning=_too_slow(machine.disturbance),
         price=_price(variant, seconds / prediction.images),
     )
+
+
+def _too_slow(disturbance: str) -> str:
+    """Returns that the time told may be too long, if other work made this machine look slower; else ""."""
+    if not disturbance:
+        return ""
+    return f"the time may be too long: {disturbance} while its rates were measured; ask again on an idle machine"
 
 
 def _shares(case: Case, parts: Any, link: float) -> dict[str, float]:
@@ -674,12 +682,14 @@ def _notes(
     torch: tuple[int, int] | None,
 ) -> list[str]:
     """Returns known faults of the cards, and what would fit where something does not."""
-    notes: list[str] = []
-    notes += dict.fromkeys(
-        f"{prediction.card}, {prediction.variant}: {prediction.warning}"
-        for prediction in predictions
-        if prediction.warning
-    )
+    warnings: dict[str, None] = {}
+    for prediction in predictions:
+        named = f"{prediction.card}, {prediction.variant}"
+        if prediction.sheet.architecture == CPU:
+            named = prediction.card  # its rates are those of all variants
+        if prediction.warning:
+            warnings[f"{named}: {prediction.warning}"] = None
+    notes = [*warnings]
     for prediction in predictions:
         if prediction.sheet.architecture != CPU and prediction.memory.fills(
             prediction.sheet.memory_gib

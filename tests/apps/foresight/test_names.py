@@ -209,6 +209,8 @@ def test_a_name_means_its_cards_and_no_others(written: str) -> None:
         ("gtx1050ti", "gtx1650"),
         ("L40S", "l40s"),
         ("rtx306", "rtx3060"),
+        ("rtx3600", "rtx3060"),
+        ("rtx4050", "rtx3050"),
         ("rtx 40", "rtx4060"),
         ("h10", "h100"),
         ("RX 580", "rx6600"),

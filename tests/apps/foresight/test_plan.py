@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,6 +51,7 @@ from sdopt.options.nf4 import BitsAndBytes
 from sdopt.pipelines.catalog import ARCHITECTURES
 from sdopt.pipelines.family import family_named
 from sdopt.record.files import read_result, write_cached, write_result
+from sdopt.record.samples import Interference
 from sdopt.reference import MODEL
 from sdopt.schema import Shape, Sheet
 from sdopt.worker.machine import Machine
@@ -775,6 +777,7 @@ def test_rates_of_this_machine_are_kept_and_the_highest_count(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     rates = iter([cpu.CpuRates(1, 2, 3, 4, 5, 6), cpu.CpuRates(2, 1, 3, 5, 4, 7)])
     monkeypatch.setattr(cpu, "_measure", lambda: next(rates))
+    monkeypatch.setattr(cpu, "disturbance_of", lambda _: "")
     measure = cpu.measure_machine.__wrapped__
     with composer_of(["tracking=none", "hardware.threads=1"]) as composer:
         here = composer.variant(None)
@@ -784,7 +787,7 @@ def test_rates_of_this_machine_are_kept_and_the_highest_count(
     with pytest.raises(UsageError, match="rates are not known yet"):
         expected([here], machine, multiprocessing.get_context("spawn"))
     measure(1)
-    measured = measure(1)
+    measured = measure(1).rates
     assert measured == cpu.known_machine(1) == cpu.CpuRates(2, 2, 3, 5, 5, 7)
     # A rate that is higher makes each part of a call shorter, that of its operators too.
     costs, slower = Costs(*[1.0] * 6), cpu.CpuRates(1, 2, 3, 4, 5, 6)
@@ -793,3 +796,24 @@ def test_rates_of_this_machine_are_kept_and_the_highest_count(
     # With other instructions the machine is another one.
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert cpu.known_machine(1) is None
+
+
+def test_rates_measured_beside_other_work_are_said_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cpu, "_measure", lambda: cpu.CpuRates(*[1e10] * 6))
+    took = iter([0.91, 0.0, 0.91])
+    meter = {"stop": lambda *_: Interference(next(took), 0.0)}
+    monkeypatch.setattr(cpu, "InterferenceMeter", lambda _: SimpleNamespace(**meter))
+    study = ("study=one_at_a_time", "study.options=[attention:math]")
+    asked = ["hardware=cpu", "hardware.threads=1", *study]
+    predictions, notes, _ = plan_of(asked)
+    assert "other work took 91 % of the processor" in predictions[0].warning
+    [said] = [note for note in notes if "other work" in note]
+    assert said == f"cpu: {predictions[0].warning}", "once for all variants"
+    assert cpu.known_machine(1) is None
+    assert not plan_of(asked)[1], "measured again"
+    assert cpu.known_machine(1)
+    cpu.measure_machine.cache_clear()
+    assert not plan_of(asked)[1], "the kept rates count"
