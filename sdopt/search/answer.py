@@ -18,7 +18,7 @@ from sdopt.search.judgements import Judgements
 from sdopt.search.racing import UNKNOWN, front_of
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
 from sdopt.search.results import standing_of
-from sdopt.search.run import Search, budget_text
+from sdopt.search.run import SLACK, Search, budget_text
 from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
 from sdopt.statistics.sentences import described, unconfirmed
@@ -184,13 +184,13 @@ class _Answer:
     def _unjudged(self, best: SearchEntry) -> str:
         """Returns what is said of the best candidate if the budget left no time to judge it."""
         search = self._search
-        needed_min = math.ceil((search.ready_s + (search.unjudged or 0.0)) / 60)
+        needed_min = math.ceil(SLACK * (search.ready_s + (search.unjudged or 0.0)) / 60)
         untried = self._untried()
         left = f" {untried}." if untried else ""
         return (
             f"Undecided: {best.name} {self._gain(best)} in a first look; the budget of "
             f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command goes on "
-            f"and judges them in about {needed_min} min: {budget_text(needed_min)}.{left}"
+            f"and judges them; it takes about {needed_min} min, from its beginning: {budget_text(needed_min)}.{left}"
         )
 
     def _nothing_judged(self) -> str:

@@ -43,7 +43,7 @@ from sdopt.worker.draws import drawing_batch
 _LOADING_S = 2.0
 """Seconds to expect of loading a model, before any was measured."""
 
-_SLACK = 1.1
+SLACK = 1.1
 """How far a step may exceed what is left of the budget, and a judgement the budget: no estimate is better than this."""
 
 _FORETOLD = 2.0
@@ -159,7 +159,7 @@ class Search:
             f"{'; '.join(names)}"
         )
         # What the whole budget may be exceeded by: a judgement that lacks its scores alone is of no use yet.
-        limit_s = self.budget.left_s + (_SLACK - 1) * self.config.budget_s
+        limit_s = self.budget.left_s + (SLACK - 1) * self.config.budget_s
         result = self.studies.measure(
             stage, finalists, brief=self.brief, limit_s=limit_s, within=self._last
         )
@@ -189,10 +189,18 @@ class Search:
         return began, min(self.deadline, self.budget.clock() + whole_s)
 
     def _to_judge_s(self, names: Sequence[str]) -> float:
-        """Returns the seconds that judging takes, without the timed calls and images that an earlier call kept."""
-        needed_s = self.budget.seconds_of(FINAL, names)
+        """Returns the seconds that judging takes, without the timed calls and images that an earlier call kept.
+
+        What was kept tells at which pace the rest goes on; its processes are loaded again.
+        """
         begun = self._at_hand()
-        return needed_s if begun is None else needed_s - self._kept_s(begun)
+        if begun is None:
+            return self.budget.seconds_of(FINAL, names)
+        baseline, costs = costs_of(begun)
+        if baseline is not None and costs.keys() >= set(names):
+            self.budget.baseline = baseline
+            self.budget.costs |= costs
+        return self.budget.seconds_of(FINAL, names) - self._kept_s(begun)
 
     def _kept_s(self, result: StudyResult) -> float:
         """Returns the seconds that the timed calls and the images of a study have taken, which are kept."""
@@ -306,12 +314,12 @@ class Search:
     def _require_time(self, calibrating_s: float = 0.0) -> None:
         """Raises UsageError if not even one option can be tried; what was measured serves another call."""
         least_s = calibrating_s + self.budget.least_s
-        slack = _SLACK if self._is_measured else _SLACK * _FORETOLD
+        slack = SLACK if self._is_measured else SLACK * _FORETOLD
         if self.budget.costs or least_s <= slack * self.budget.left_s:
             return
         used_s = self.config.budget_s - self.budget.left_s
         to_try = math.ceil((used_s + least_s) / 60)
-        to_judge = math.ceil(_SLACK * self._least_min(calibrating_s))
+        to_judge = math.ceil(SLACK * self._least_min(calibrating_s))
         raise UsageError(
             f"search.budget_s={self.config.budget_s:g}: to try one option takes about {to_try} min here; to try one "
             f"and to judge it takes about {to_judge} min in all: give {budget_text(to_judge)}"
@@ -400,7 +408,10 @@ class Search:
         return sum(1 for _ in self.results.of("race-"))
 
     def _duration_text(self, stage: str, names: Sequence[str]) -> str:
-        minutes = math.ceil(self.budget.seconds_of(stage, names) / 60)
+        seconds = self.budget.seconds_of(stage, names)
+        if stage == FINAL:
+            seconds = self._to_judge_s(names)
+        minutes = math.ceil(seconds / 60)
         return f" (about {minutes} min)"
 
     def _screen(self, stage: str, candidates: Sequence[Combination]) -> None:
@@ -482,13 +493,17 @@ class Search:
         left = self._earlier.open_among(order)
         if not finalists:
             finalists = self._finalists(left, candidates)
-        why = "others came first: search.finalists"
-        if len(finalists) < min(self.config.finalists, len(left)):
-            why = (
-                f"search.budget_s left time to judge {len(finalists)}; of those that are about as fast, the ones whose "
-                "images are closest came first"
-            )
-        self._drop([name for name in order if name not in finalists], "not judged", why)
+        near = self._as_fast(left)
+        for name in order:
+            if name in finalists:
+                continue
+            why = "others came first: search.finalists"
+            if len(finalists) < min(self.config.finalists, len(left)):
+                first = "others gained more than it by more than processes differ, and came first"
+                if name in near:
+                    first = "of those that are about as fast, the ones whose images are closest came first"
+                why = f"search.budget_s left time to judge {len(finalists)}; {first}"
+            self._drop([name], "not judged", why)
         return [candidates[name] for name in finalists]
 
     def _has_begun(self, stage: str) -> bool:
@@ -532,24 +547,28 @@ class Search:
 
         Most that fail a judgement do so by their images, and often only one of several equally fast ones can be judged.
         """
-        if self.config.objectives != ["latency"] or len(order) < 2:
-            return order
-        speeds = {name: of[0] for name, of in self._standings(self._races).items()}
-        fastest = speeds[order[0]]
-        if not isinstance(fastest, RatioStanding) or not fastest.noise.degrees:
-            return order
-        latest = fastest.loss + math.sqrt(fastest.noise.variance)
         findings = self.results.all_findings(("screen-", "race-"))
 
         def distance(name: str) -> float:
             known = [one.losses.get("distance") for one in findings.get(name, ())]
             return math.inf if not known or known[-1] is None else known[-1]
 
-        near = [name for name in order if speeds[name].loss <= latest]
+        near = self._as_fast(order)
         return [
             *sorted(near, key=distance),
             *(name for name in order if name not in near),
         ]
+
+    def _as_fast(self, order: Sequence[str]) -> list[str]:
+        """Returns the candidates that are as fast as the first up to noise; none where speed alone does not rank them."""
+        if self.config.objectives != ["latency"] or len(order) < 2:
+            return []
+        speeds = {name: of[0] for name, of in self._standings(self._races).items()}
+        fastest = speeds[order[0]]
+        if not isinstance(fastest, RatioStanding) or not fastest.noise.degrees:
+            return []
+        latest = fastest.loss + math.sqrt(fastest.noise.variance)
+        return [name for name in order if speeds[name].loss <= latest]
 
     def _drop(self, names: Iterable[str], fate: Fate, why: str) -> None:
         self.dropped |= dict.fromkeys(names, (fate, why))

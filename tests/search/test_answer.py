@@ -167,6 +167,7 @@ def test_of_equally_fast_ones_the_closest_is_judged_first() -> None:
             }
         ),
     )
+    search._as_fast = lambda order: Search._as_fast(cast(Search, search), order)
     order = Search._closest_first(cast(Search, search), list(losses))
     assert order == ["deepcache", "spectrum", "first_block"]
     search.config.objectives = ["latency", "distance"]
@@ -176,7 +177,9 @@ def test_of_equally_fast_ones_the_closest_is_judged_first() -> None:
 def test_the_whole_budget_of_the_next_call_is_named() -> None:
     tome = entry("caching=tome", "not enough runs", 1)
     said = answered([tome], unjudged=390.0)
-    assert said.endswith("7 min: search.budget_s=420 (sdopt optimize --budget 7m).")
+    assert said.endswith(
+        "it takes about 8 min, from its beginning: search.budget_s=480 (sdopt optimize --budget 8m)."
+    )
     more = answered([tome], ["caching=tome", "caching=deepcache"], unjudged=390.0)
     assert more == f"{said} 1 of 2 options was not tried."
 

@@ -23,7 +23,7 @@ from sdopt.search.config import search_file
 from sdopt.search.findings import CandidateFinding, findings_of
 from sdopt.search.racing import RatioStanding, Scatter, Standings
 from sdopt.search.record import FINAL
-from sdopt.search.results import Results
+from sdopt.search.results import Results, costs_of
 from sdopt.search.run import Search
 from sdopt.search.space import Combination
 from sdopt.search.studies import CALIBRATE, Studies
@@ -96,6 +96,7 @@ class Begun(Results):
     def of(self, stage: str) -> Iterator[StudyResult]:
         begun = [name for name, _ in self._log if name.startswith(stage)]
         result = SimpleNamespace(
+            baseline="",
             candidates=(),
             status="interrupted",
             variants=(),
@@ -263,6 +264,10 @@ def test_judges_one_where_little_time_is_left_and_names_what_was_not_tried() -> 
     assert search.unjudged is None
     reasons = {why for fate, why in search.dropped.values() if fate == "not judged"}
     assert any("search.budget_s left time to judge 1;" in why for why in reasons)
+    assert any(
+        search.losses[name] - search.losses[judged[0]] > 0.2 and "gained more" in why
+        for name, (_, why) in search.dropped.items()
+    ), "what is slower by more than noise is not about as fast"
     assert "Not even tried on their own: option" in search.trials.ended
 
 
@@ -300,6 +305,14 @@ def test_of_a_judgement_that_was_begun_the_rest_is_needed(
     monkeypatch.setattr(search, "_at_hand", lambda: begun)
     rest_s = search._to_judge_s(names)
     assert sum(calls_s) < whole_s - rest_s < 2 * sum(calls_s)
+    # Its own calls tell the pace of the rest, and how long that is said to take is without what was kept.
+    [candidate] = begun.candidates
+    begun.baseline_variant.name = begun.baseline = "baseline"
+    search.budget.costs = {candidate.name: Cost(0.0, 0.0)}
+    slower_s = search._to_judge_s([candidate.name])
+    assert search.budget.costs == costs_of(begun)[1]
+    minutes = math.ceil(slower_s / 60)
+    assert search._duration_text(FINAL, [candidate.name]) == f" (about {minutes} min)"
 
 
 def test_a_budget_in_which_no_option_can_be_tried_is_refused_before_anything_is_measured() -> (
