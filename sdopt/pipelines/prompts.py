@@ -52,6 +52,15 @@ def resolve_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
     return tuple(prompt.text for prompt in _chosen(workload, model))
 
 
+def prompts_left(workload: Workload, model: Model) -> int | None:
+    """Returns how many prompts a workload's source has from `prompt_start` on; None if it cannot be read here."""
+    try:
+        prompts = _source(workload, model).prompts
+    except UsageError:
+        return None
+    return max(0, len(prompts) - workload.prompt_start)
+
+
 def negative_prompts(workload: Workload, model: Model) -> tuple[str, ...]:
     """Returns the negative prompt of each prompt of `resolve_prompts`; () if no prompt has one, or without guidance.
 

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from sdopt.pipelines.prompts import prompts_left
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Verdict
 from sdopt.statistics.bounds import TOO_MANY_PROMPTS
@@ -146,7 +147,7 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
     """Returns the answer for a gain that nothing speaks against and that is not shown yet: it, why, and what to do."""
     if _is_apart(row, baseline):
         return f"{_with_reason(described(row, baseline), row)}."
-    because = shortened(row.because)
+    because, *_ = row.because.split("; ")  # the tables have all reasons
     text = f"{described(row, baseline)}. Not confirmed yet: {because}."
     command = row.command
     if not command:  # as of other programs' images, and of what no command composes
@@ -157,6 +158,11 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
         prompts = max(prompts, ruling.prompts or 0)
     # With the prompts that would settle what is open.
     if 0 < prompts <= TOO_MANY_PROMPTS:
+        config = row.variant.config
+        there = prompts_left(config.workload, config.model)
+        if there is not None and there < prompts:
+            more = "it takes another workload.prompts=FILE with more of them"
+            return f"{text} workload.prompts has {there} left: {more}."
         command += f" quality.prompt_count={prompts}"
     return f"{text} To confirm it, measure it again{when}: `{command}`."
 

@@ -642,7 +642,7 @@ def test_no_command_is_handed_out_where_none_is_known() -> None:
 
 @pytest.mark.parametrize(
     ("prompts", "given"),
-    [(390, " quality.prompt_count=390"), (10**6, ""), (None, "")],
+    [(200, " quality.prompt_count=200"), (10**6, ""), (None, "")],
 )
 def test_the_command_of_an_open_gain_draws_what_would_settle_it(
     prompts: int | None, given: str
@@ -653,6 +653,12 @@ def test_the_command_of_an_open_gain_draws_what_would_settle_it(
     for row in result.candidates:
         row.command = "sdopt run precision=bf16"
     assert f"`sdopt run precision=bf16{given}`" in summary_of(result).sentence
+    if prompts == 200:
+        for row in result.variants:
+            reconfigure(row, "workload", prompt_start=100)
+        said = summary_of(result).sentence
+        assert "workload.prompts has 140 left" in said
+        assert "sdopt run" not in said
 
 
 @pytest.mark.parametrize(
