@@ -13,7 +13,8 @@ from sdopt.record.records import StudyResult
 from sdopt.report.columns import OF_ONE_STUDY, further_columns, values_of
 from sdopt.report.header import header_of
 from sdopt.report.program import said_of, said_of_whole
-from sdopt.search.findings import RATIOS, CandidateFinding
+from sdopt.schema import Gate
+from sdopt.search.findings import RATIOS, CandidateFinding, findings_of
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import UNKNOWN, front_of
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
@@ -31,6 +32,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
     judgements = search.judgements
     winner = next(iter(judgements.passed), None)
     undecided = None if winner else next(iter(judgements.undecided), None)
+    begun = _begun(search)
     entries = []
     for candidate in search.trials.candidates:
         if candidate.name in judgements.rows:
@@ -41,9 +43,13 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
             fate, why = search.dropped.get(candidate.name, ("not enough runs", ""))
             if search.unjudged is not None and candidate.name not in search.dropped:
                 why = "search.budget_s left no time to judge it"
-            entries.append(
-                entry_of(candidate, fate, why, by_name.get(candidate.name, []))
-            )
+            entry = entry_of(candidate, fate, why, by_name.get(candidate.name, []))
+            finding = begun.get(candidate.name)
+            if finding is not None and candidate.name not in search.dropped:
+                entry = _with_interval(
+                    entry_of(candidate, fate, why, [finding]), finding
+                )
+            entries.append(entry)
     studies = [summary.result for summary in judgements.studies.values()]
     example = next(iter(search.results.of("screen-")), next(iter(studies), None))
     started = search.trials.started
@@ -89,6 +95,26 @@ def _whole(folder: Path | None) -> str:
     return "" if folder is None else str(folder.expanduser().absolute())
 
 
+def _begun(search: Search) -> dict[str, CandidateFinding]:
+    """Returns what a judged study that its time ended has timed of its candidates, by name."""
+    timed = {}
+    for _, result in search.results.judged()[-1:]:
+        if result.status != "interrupted":
+            continue
+        for name, finding in findings_of(result, search.config, Gate()).items():
+            if "latency" in finding.losses:
+                timed[name] = finding
+    return timed
+
+
+def _with_interval(entry: SearchEntry, finding: CandidateFinding) -> SearchEntry:
+    """Returns an entry with the interval of the speed-up that its study shows."""
+    interval = finding.row.speedup.interval if finding.row.speedup else None
+    if interval is None:
+        return entry
+    return replace(entry, low=interval.low, high=interval.high)
+
+
 def _judged_entry(
     candidate: Combination, judgements: Judgements, objectives: Sequence[str]
 ) -> SearchEntry:
@@ -103,15 +129,12 @@ def _judged_entry(
     for other in passed:
         of_other = judgements.findings[other].losses
         losses[other] = [of_other[objective] for objective in objectives]
-    interval = row.speedup.interval if row.speedup else None
     entry = entry_of(candidate, fate, _because(row, finding), [finding])
     return replace(
-        entry,
+        _with_interval(entry, finding),
         judged=True,
         # As the tables of its study have it.
         memory_gib=entry.memory_gib if row.peak_gib is None else row.peak_gib,
-        low=interval.low if interval else None,
-        high=interval.high if interval else None,
         on_front=name in front_of(losses),
         command=row.command,
         study=judgements.folders[name],
@@ -187,8 +210,9 @@ class _Answer:
         needed_min = math.ceil(SLACK * (search.ready_s + (search.unjudged or 0.0)) / 60)
         untried = self._untried()
         left = f" {untried}." if untried else ""
+        look = "in a first look" if best.low is None else "so far"
         return (
-            f"Undecided: {best.name} {self._gain(best)} in a first look; the budget of "
+            f"Undecided: {best.name} {self._gain(best)} {look}; the budget of "
             f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command goes on "
             f"and judges them; it takes about {needed_min} min, from its beginning: {budget_text(needed_min)}.{left}"
         )
@@ -283,7 +307,10 @@ class _Answer:
         """Returns a gain that no interval goes with, as in `was about 1.90× faster per image`."""
         if self._of_memory:
             return f"took about {entry.memory_ratio:.2f}× the memory"
-        return f"was about {entry.speedup:.2f}× faster{unit_text(entry.per_image)}"
+        times = f"about {entry.speedup:.2f}×"
+        if entry.low is not None and entry.high is not None:
+            times = f"{entry.speedup:.2f}× [{entry.low:.2f}, {entry.high:.2f}]"
+        return f"was {times} faster{unit_text(entry.per_image)}"
 
 
 def _was_tried(entry: SearchEntry) -> bool:

@@ -211,13 +211,18 @@ def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
     interrupted = [row for row in candidates if row.status is Status.INTERRUPTED]
     fastest = max(interrupted, key=_estimate, default=None)
     if fastest is not None and fastest.speedup is not None:
-        speedup = f"{fastest.speedup.text}{unit_text(fastest.per_image)}"
-        so_far = f"so far {fastest.name}: {speedup}, not judged"
+        so_far = _so_far(fastest, fastest.name)
         return f"Not all was measured ({fastest.because}); {so_far}."
     first = candidates[0]
     fully = "fully " if any(map(_is_begun, candidates)) else ""
     where = f"Nothing was {fully}measured beside the baseline"
     return f"{where}: {first.name}: {first.because}."
+
+
+def _so_far(row: Row, name: str) -> str:
+    """Returns the speed-up of what was interrupted while it was timed, or before its images were complete."""
+    speedup = row.speedup.text if row.speedup else ""
+    return f"so far {name}: {speedup}{unit_text(row.per_image)}, not judged"
 
 
 def _estimate(row: Row) -> float:
@@ -268,6 +273,8 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
         text = f"{name} is at least {bound_text(row.at_least_slower)} slower"
         details = "; ".join(filter(None, [memory, images]))
         return f"{text}, {details}" if details else text
+    if row.speedup is not None and row.status is Status.INTERRUPTED:
+        return f"{_so_far(row, name)} ({row.because})"
     if row.speedup is None or row.speed is None:
         return f"{name} was not measured ({row.because})"
     speed = _speed_text(row, baseline)

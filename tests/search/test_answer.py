@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from sdopt.search.answer import _Answer, _notes
+from sdopt.search.answer import _Answer, _begun, _notes, entry_of
 from sdopt.search.command import parameters_of, trial_run
-from sdopt.search.config import search_config
+from sdopt.search.config import search_config, search_file
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import RatioStanding, Scatter
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
@@ -17,7 +17,7 @@ from sdopt.search.run import Search
 from sdopt.search.space import Combination
 from sdopt.statistics.summary import summary_of
 from tests.records import reconfigure
-from tests.report.test_claims import measured, two_shapes
+from tests.report.test_claims import ended_early, measured, two_shapes
 
 
 @pytest.mark.parametrize(
@@ -182,6 +182,24 @@ def test_the_whole_budget_of_the_next_call_is_named() -> None:
     )
     more = answered([tome], ["caching=tome", "caching=deepcache"], unjudged=390.0)
     assert more == f"{said} 1 of 2 options was not tried."
+
+
+def test_what_a_judgement_has_timed_is_told_before_its_images_are_judged() -> None:
+    """The figures of the judged study as it stands, with their interval, and not those of the first look."""
+    result = ended_early()
+    results = SimpleNamespace(judged=lambda: [("final", result)])
+    search = cast(Search, SimpleNamespace(results=results, config=search_file()))
+    begun = _begun(search)
+    assert begun.keys() == {row.name for row in result.candidates}
+    name, finding = "deep cache", begun["deep cache"]
+    tried = entry_of(Combination(name, ()), "not enough runs", "", [finding])
+    assert f"{tried.speedup:.2f}" == f"{finding.row.speedup.interval.estimate:.2f}"  # type: ignore[union-attr]
+    said = answered([replace(tried, low=1.82, high=2.34)], unjudged=390.0)
+    assert said.startswith(
+        "Undecided: deep cache was 1.96× [1.82, 2.34] faster so far; the budget"
+    )
+    result.status = "finished"
+    assert not _begun(search)
 
 
 def test_what_failed_is_named_and_what_was_faster_goes_on() -> None:

@@ -124,6 +124,8 @@ class TestWithoutAGate:
         assert summary_of(study).sentence.startswith(
             "Not all was measured (interrupted after 4 of 4 rounds); so far"
         )
+        said = described(row, None)
+        assert said.startswith(f"so far {NAME}: 1.21× [1.08, 1.35], not judged (inter")
 
     def test_what_saves_memory_at_the_same_speed_is_recommended_and_slower_is_a_trade(
         self, study: StudyResult
