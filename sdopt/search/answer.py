@@ -185,6 +185,8 @@ class _Answer:
         """Returns what is said of the best candidate if the budget left no time to judge it."""
         search = self._search
         needed_min = math.ceil((search.ready_s + (search.unjudged or 0.0)) / 60)
+        # What did not suffice is not named again: the estimate may be below what it takes.
+        needed_min = max(needed_min, math.floor(search.config.budget_s / 60) + 1)
         return (
             f"Undecided: {best.name} {self._gain(best)} in a first look; the budget of "
             f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command goes on "

@@ -176,6 +176,8 @@ def test_of_equally_fast_ones_the_closest_is_judged_first() -> None:
 def test_the_whole_budget_of_the_next_call_is_named() -> None:
     said = answered([entry("caching=tome", "not enough runs", 1)], unjudged=390.0)
     assert said.endswith("7 min: search.budget_s=420 (sdopt optimize --budget 7m).")
+    said = answered([entry("caching=tome", "not enough runs", 1)], unjudged=90.0)
+    assert "search.budget_s=360 " in said, "more than the 300 s that did not suffice"
 
 
 def test_what_failed_is_named_and_what_was_faster_goes_on() -> None:
