@@ -255,7 +255,12 @@ def require_plain(pipe: "DiffusionPipeline") -> None:
             "turn on for a file"
         )
     if hasattr(pipe, OPTIMIZED):
-        state_of(pipe)  # raises for a copy
+        state = state_of(pipe)  # raises for a copy
+        if state.before is None or state.before.lost():
+            raise UsageError(
+                "this pipeline already has options applied, which cannot be undone: load it again, and give all "
+                "options at once"
+            )
         raise UsageError(
             "this pipeline already has options applied; undo them first with sdopt.undo(pipe)"
         )

@@ -370,6 +370,7 @@ def _add_suite(
         tests="1",
         failures=str(int(outcome == "failure")),
         errors=str(int(outcome == "error")),
+        skipped=str(int(outcome == "skipped")),
     )
     properties = ElementTree.SubElement(suite, "properties")
     for verdict_name, verdict in _verdicts(judgement, summary).items():

@@ -208,6 +208,8 @@ class _Answer:
         """Returns what is said of the best candidate if the budget left no time to judge it."""
         search = self._search
         needed_min = math.ceil(SLACK * (search.ready_s + (search.unjudged or 0.0)) / 60)
+        # What did not suffice is not named again: the estimate may be below what it takes.
+        needed_min = max(needed_min, math.floor(search.config.budget_s / 60) + 1)
         untried = self._untried()
         left = f" {untried}." if untried else ""
         look = "in a first look" if best.low is None else "so far"

@@ -163,8 +163,18 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
         if there is not None and there < prompts:
             more = "it takes another workload.prompts=FILE with more of them"
             return f"{text} workload.prompts has {there} left: {more}."
-        command += f" quality.prompt_count={prompts}"
+        command = with_key(command, "quality.prompt_count", prompts)
     return f"{text} To confirm it, measure it again{when}: `{command}`."
+
+
+def with_key(command: str, key: str, value: object) -> str:
+    """Returns a command with a value of a key, in place of the last one that it has."""
+    words = command.split(" ")
+    places = [i for i, word in enumerate(words) if word.startswith(f"{key}=")]
+    if not places:
+        return f"{command} {key}={value}"
+    words[places[-1]] = f"{key}={value}"
+    return " ".join(words)
 
 
 def lacking_text(row: Row) -> str:

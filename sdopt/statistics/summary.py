@@ -24,7 +24,7 @@ from sdopt.statistics.scale import (
     speed_over,
     worst_of,
 )
-from sdopt.statistics.sentences import answer_of
+from sdopt.statistics.sentences import answer_of, with_key
 
 
 @dataclass(
@@ -138,15 +138,10 @@ def _command_of(result: StudyResult, variant: VariantResult) -> str:
     """Returns the command that measures a variant again, and judges it as the study was judged since."""
     if not variant.command:
         return ""
-    words = variant.command.split(" ")
+    command = variant.command
     for key, value in _judged_since(result, variant).items():
-        word = f"{key}={value}"
-        places = [i for i, old in enumerate(words) if old.startswith(f"{key}=")]
-        if places:
-            words[places[-1]] = word
-        else:
-            words.append(word)
-    return " ".join(words)
+        command = with_key(command, key, value)
+    return command
 
 
 def _judged_since(result: StudyResult, variant: VariantResult) -> dict[str, str]:

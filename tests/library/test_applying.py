@@ -638,6 +638,8 @@ class TestOptimize:
             pipe.load_lora_weights("anything.safetensors")
         with pytest.raises(UsageError, match="the weights of unet were changed"):
             sdopt.undo(pipe)
+        with pytest.raises(UsageError, match="cannot be undone: load it again"):
+            sdopt.optimize(pipe, precision="bf16")
 
 
 class TestUndo:

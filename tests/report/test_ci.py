@@ -32,8 +32,10 @@ SUITE = {
     "tests": COUNT,
     "failures": COUNT,
     "errors": COUNT,
+    "skipped": COUNT,
 }
-"""The attributes that Ant's schema (windyroad's JUnit.xsd) requires of a suite; Jenkins' allows each of them."""
+"""The attributes that Ant's schema (windyroad's JUnit.xsd) requires of a suite, and `skipped`, which it allows; Jenkins'
+allows each of them."""
 
 CASE = {"name": TOKEN, "classname": TOKEN, "time": DECIMAL}
 
@@ -73,10 +75,12 @@ def valid(content: bytes) -> ElementTree.Element:
             for found in case:
                 assert found.tag in {"failure", "error", "skipped"}
                 require(found, {"message": ".*", "type": TOKEN})
-        for kind in ("failure", "error"):
-            assert int(suite.attrib[f"{kind}s"]) == len(
-                suite.findall(f"testcase/{kind}")
-            )
+        for kind, count in (
+            ("failure", "failures"),
+            ("error", "errors"),
+            ("skipped", "skipped"),
+        ):
+            assert int(suite.attrib[count]) == len(suite.findall(f"testcase/{kind}"))
         assert int(suite.attrib["tests"]) == len(cases)
         assert sum(float(case.attrib["time"]) for case in cases) <= float(
             suite.attrib["time"]

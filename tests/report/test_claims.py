@@ -653,6 +653,11 @@ def test_the_command_of_an_open_gain_draws_what_would_settle_it(
     for row in result.candidates:
         row.command = "sdopt run precision=bf16"
     assert f"`sdopt run precision=bf16{given}`" in summary_of(result).sentence
+    if given:
+        for row in result.candidates:
+            row.command = "sdopt run quality.prompt_count=16 precision=bf16"
+        command = f"`sdopt run{given} precision=bf16`"
+        assert command in summary_of(result).sentence, "named once"
     if prompts == 200:
         for row in result.variants:
             reconfigure(row, "workload", prompt_start=100)

@@ -182,6 +182,8 @@ def test_the_whole_budget_of_the_next_call_is_named() -> None:
     )
     more = answered([tome], ["caching=tome", "caching=deepcache"], unjudged=390.0)
     assert more == f"{said} 1 of 2 options was not tried."
+    said = answered([tome], unjudged=90.0)
+    assert "search.budget_s=360 " in said, "more than the 300 s that did not suffice"
 
 
 def test_what_a_judgement_has_timed_is_told_before_its_images_are_judged() -> None:

@@ -88,6 +88,11 @@ class LoadRow:
             window.requests - window.rejected - window.errors for window in self.windows
         )
 
+    @property
+    def repeated(self) -> int:
+        """How many of them are the same as another one."""
+        return sum(window.repeated for window in self.windows)
+
     def came(self, key: str) -> list[str]:
         """Returns the `sizes` or `kinds` of all its images."""
         of_windows = (getattr(window, key) for window in self.windows)

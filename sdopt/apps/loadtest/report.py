@@ -28,16 +28,19 @@ def answer_of(record: LoadRecord) -> str:
 
 
 def _unlike_asked(row: LoadRow) -> Iterator[str]:
-    """Yields what images came instead of whole ones, and of those that requests named."""
-    cut = sum(window.cut for window in row.windows)
-    if cut:
-        yield f"{row.name}: {cut} of {row.images} images end before they are whole, and count as images all the same"
+    """Yields which images came instead of those that requests named, and instead of one for each seed."""
     for asked, came, unit in (
         (row.asked_size, row.came("sizes"), " pixels"),
         (row.asked_kind, row.came("kinds"), ""),
     ):
         if asked not in ("", "auto") and came not in ([], [asked]):
             yield f"{row.name}: its images are {' and '.join(came)}{unit}, although requests ask for {asked}"
+    if row.own_seeds and row.repeated:
+        yield (
+            f"{row.name}: {row.repeated} of {row.images} images are the same as another one, though each request has a "
+            "seed of its own: it ignores seeds, answers from a cache, which generates nothing, or returns an empty "
+            "picture"
+        )
 
 
 def _most(record: LoadRecord) -> str:
@@ -173,7 +176,7 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
     for row in record.rows:
         if row.chosen:
             yield f"{row.name} does other work by choice: {', '.join(row.chosen)}"
-        windows, images = row.windows, row.images
+        windows = row.windows
         fetched_s = [window.link_s for window in windows if window.link_s is not None]
         if fetched_s:
             mean_s = sum(fetched_s) / len(fetched_s)
@@ -181,16 +184,11 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
                 f"{row.name} answers with links: an image counts once it is fetched, which takes {mean_s:.3g} s of its "
                 "latency"
             )
-        repeated = sum(window.repeated for window in windows)
-        if repeated:
-            why = (
-                "though each request has a seed of its own: it ignores seeds, answers from a cache, which generates "
-                "nothing, or returns an empty picture"
-                if row.own_seeds
-                else "and load.fields gives requests no seeds of their own: it may answer them from a cache, which "
-                "generates nothing"
+        if row.repeated and not row.own_seeds:
+            yield (
+                f"{row.name}: {row.repeated} of {row.images} images are the same as another one, and load.fields gives "
+                "requests no seeds of their own: it may answer them from a cache, which generates nothing"
             )
-            yield f"{row.name}: {repeated} of {images} images are the same as another one, {why}"
         failed = sum(window.errors for window in windows)
         if failed:
             requests = sum(window.requests for window in windows)

@@ -166,7 +166,8 @@ class LoadTest:
         """Serves a row, and sends it all windows of a replicate. Raises UnavailableError or KeyboardInterrupt."""
         assert self._device is not None
         listening = listen(candidate.serving)
-        target = Target(f"http://127.0.0.1:{listening.getsockname()[1]}{PATH}")
+        site = f"http://127.0.0.1:{listening.getsockname()[1]}{PATH}"
+        target = Target(site, decodes=False)
         engine = Engine(candidate.variant, candidate.serving, candidate.start)
         replicate = Replicate(number, [], [])
         whole = False
@@ -362,7 +363,7 @@ class LoadTest:
             return self._require_image(request, row, otherwise, prompts)
         if sent.status != 200:
             raise UnavailableError(
-                f"load.url={row.name}: {request} got no image (status {sent.status}: {target.shown(sent.said)}); "
+                f"load.url={row.name}: {request} got no image ({target.shown(sent.failure)}); "
                 f"see whether it is up, warm, and has OpenAI's interface at {target.shown(target.address)}, and "
                 "whether it wants more (load.model, load.key, load.headers, load.fields)"
             )

@@ -33,6 +33,8 @@ class Target:
     """Further fields of each request; None leaves one out."""
     secrets: Sequence[str] = field(default=(), repr=False)
     """Values from the environment, and of the address, which are neither shown nor written."""
+    decodes: bool = True
+    """Whether its images are decoded, to see whether they are whole."""
 
     @property
     def asked_size(self) -> str:
@@ -60,7 +62,12 @@ class Target:
             prompt = prompts[number % len(prompts)]
             bodies.append(self._body(prompt, seed + number))
         return SendSchedule(
-            self.address, times_s, bodies, timeout_s, dict(self.headers)
+            self.address,
+            times_s,
+            bodies,
+            timeout_s,
+            dict(self.headers),
+            self.decodes,
         )
 
     def _body(self, prompt: str, seed: int) -> dict[str, Any]:

@@ -65,8 +65,6 @@ class Window:
     """Images of one answer at most; an answer counts as one image."""
     why: str = ""
     """Why the first of `errors` got no image; "" without any."""
-    cut: int = 0
-    """Images that end before they are whole; they count as images."""
 
 
 def window_of(
@@ -97,7 +95,7 @@ def window_of(
     why = ""
     for each in sent:
         if each.status not in (200, *_REFUSED):
-            why = f"status {each.status}: {each.said}"
+            why = each.failure
             break
     return Window(
         rate=rate,
@@ -121,7 +119,6 @@ def window_of(
         kinds=sorted({each.kind for each in served if each.kind}),
         most_images=max((each.images for each in served), default=1),
         why=why,
-        cut=sum(each.cut for each in served),
     )
 
 

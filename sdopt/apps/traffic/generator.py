@@ -15,15 +15,17 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
-from PIL import Image
+from PIL import Image, UnidentifiedImageError, features
 
 PATH = "/v1/images/generations"
 """Where servers with OpenAI's interface take requests for images."""
@@ -44,8 +46,14 @@ _BEGIN_ENCODED = 16
 """Characters of base64 that hold the bytes by which a file is known."""
 _HEADER_ENCODED = 2**16
 """Characters of base64 that are decoded for the size of an image; a multiple of 4."""
-_END = 2**10
-"""Bytes at the end of a file among which its last mark is looked for: some programs write a little after it."""
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    RuntimeError,  # of an AVIF
+    Image.DecompressionBombError,
+)
+"""What Pillow raises of files that it cannot read."""
 _TOLD = ("batch_size", "queue_s", "compute_s")
 """What sdopt's servers tell of an image; others may mean something else by it."""
 _AHEAD_S = 0.2
@@ -69,6 +77,8 @@ class SendSchedule:
     timeout_s: float
     """Seconds after which a request is given up."""
     headers: dict[str, str] = field(default_factory=dict)
+    decodes: bool = True
+    """Whether images are decoded once all requests are answered; sdopt's own server makes none that are not whole."""
 
 
 @dataclass(frozen=True)
@@ -89,20 +99,68 @@ class Sent:
     link_s: float | None = None
     """What it took to fetch the image behind a link, which its latency includes; None of an image in the answer."""
     digest: int | None = None
-    """A checksum of the image, so that answers from a cache are seen."""
+    """A checksum of the image, so that answers from a cache are seen: of its pixels where it was decoded."""
     size: str = ""
     """Width and height of the image, as in `512x768`; "" where its header does not say."""
     kind: str = ""
     """Of the image's file: png, jpeg, …; "" without an image."""
     images: int = 0
     """Images of the answer, of which the first one is looked at; entries without one do not count."""
-    cut: bool = False
-    """Whether the image begins as one, and ends before it is whole."""
 
     @property
     def latency_s(self) -> float:
         """From its scheduled time, however late it was sent; infinite if it got no image."""
         return self.done_s - self.scheduled_s if self.status == 200 else float("inf")
+
+    @property
+    def failure(self) -> str:
+        """Why there is no image, with the status of an answer that was no success."""
+        return f"status {self.status}: {self.said}" if self.status else self.said
+
+
+class _Images:
+    """Files of images as they came, on disk: what is decoded while requests are out would delay them."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._places: dict[int, tuple[int, int]] = {}
+        """Where a file begins and how many bytes it has, by its checksum."""
+
+    def keep(self, file: bytes) -> int:
+        """Keeps a file, in base64 or not; returns its checksum."""
+        digest = zlib.crc32(file)
+        if digest not in self._places:
+            self._places[digest] = (self._file.seek(0, os.SEEK_END), len(file))
+            self._file.write(file)
+        return digest
+
+    def decoded(self, sent: Sequence[Sent]) -> list[Sent]:
+        """Returns the requests with checksums of pixels; those whose image cannot be decoded whole have none."""
+        kinds = {one.digest: one.kind for one in sent if one.digest is not None}
+        places = [self._places[digest] for digest in kinds]
+        self._file.flush()
+        with ThreadPoolExecutor() as pool:
+            looked = pool.map(self._look, places, kinds.values())
+            found = dict(zip(kinds, looked, strict=True))
+        return [_with_pixels(one, found) for one in sent]
+
+    def _look(self, place: tuple[int, int], kind: str) -> int | str | None:
+        start, size = place
+        file = os.pread(self._file.fileno(), size, start)
+        if not _kind_of(file):
+            file = _decoded(file.decode(), size)
+        return _pixels_of(file, kind)
+
+
+def _with_pixels(sent: Sent, found: Mapping[int, int | str | None]) -> Sent:
+    """Returns a request with the checksum of its image's pixels, or without an image if there is a reason instead."""
+    if sent.digest is None:
+        return sent
+    pixels = found[sent.digest]
+    if isinstance(pixels, str):
+        why = f"status 200, and an image that cannot be decoded whole: {pixels}"
+        return Sent(sent.scheduled_s, sent.sent_s, sent.done_s, 0, said=why)
+    return sent if pixels is None else replace(sent, digest=pixels)
 
 
 def generate(
@@ -137,7 +195,14 @@ def generate(
     return [Sent(**each) for each in json.loads(out)]
 
 
-async def _send_all(schedule: SendSchedule) -> list[Sent]:
+def _sent(schedule: SendSchedule) -> list[Sent]:
+    with TemporaryFile() as file:
+        images = _Images(file)
+        sent = asyncio.run(_send_all(schedule, images))
+        return images.decoded(sent) if schedule.decodes else sent
+
+
+async def _send_all(schedule: SendSchedule, images: _Images) -> list[Sent]:
     # Each request that waits has a file: with the usual thousand, further ones would fail here, not at the server.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # a limit that the kernel has lowered since
@@ -159,7 +224,7 @@ async def _send_all(schedule: SendSchedule) -> list[Sent]:
             await _until(start_s + scheduled_s)
             tasks.append(
                 asyncio.create_task(
-                    _send(session, schedule.address, scheduled_s, body, start_s)
+                    _send(session, schedule.address, scheduled_s, body, start_s, images)
                 )
             )
         return list(await asyncio.gather(*tasks))
@@ -182,9 +247,10 @@ async def _send(
     scheduled_s: float,
     body: dict[str, Any],
     start_s: float,
+    kept: _Images,
 ) -> Sent:
     sent_s = time.perf_counter() - start_s
-    link_s, digest, size, cut, kind = None, None, "", False, ""
+    link_s, file, size, kind = None, b"", "", ""
     try:
         # Elsewhere a key would be read by another.
         async with session.post(url, json=body, allow_redirects=False) as answer:
@@ -203,20 +269,14 @@ async def _send(
             there = not said
             done_s = time.perf_counter() - start_s
             link_s = done_s - answered_s
-            digest, size, kind = zlib.crc32(file), _size_of(file), _kind_of(file)
-            cut = _is_cut(file, file[-_END:], len(file))
+            size, kind = _size_of(file), _kind_of(file)
         elif there:
             encoded = str(image["b64_json"])
-            begin = _decoded(encoded, _BEGIN_ENCODED)
-            kind = _kind_of(begin)
+            kind = _kind_of(_decoded(encoded, _BEGIN_ENCODED))
             there = bool(kind)
-            cut = _is_cut(begin, *_end_of(encoded))
             # An AVIF is read whole, or not at all.
             header = len(encoded) if kind == "avif" else _HEADER_ENCODED
-            digest, size = (
-                zlib.crc32(encoded.encode()),
-                _size_of(_decoded(encoded, header)),
-            )
+            file, size = encoded.encode(), _size_of(_decoded(encoded, header))
     except (
         aiohttp.ClientError,
         OSError,
@@ -226,9 +286,9 @@ async def _send(
         said = str(error) or "no answer in time"
         return Sent(scheduled_s, sent_s, time.perf_counter() - start_s, 0, said=said)
     if not there:
-        return Sent(
-            scheduled_s, sent_s, done_s, 0 if status == 200 else status, said=said
-        )
+        if status == 200:
+            status, said = 0, f"status 200 without an image: {said}"
+        return Sent(scheduled_s, sent_s, done_s, status, said=said)
     batch, queue_s, compute_s = (_number(image.get(key)) for key in _TOLD)
     return Sent(
         scheduled_s,
@@ -239,11 +299,10 @@ async def _send(
         queue_s,
         compute_s,
         link_s=link_s,
-        digest=digest,
+        digest=kept.keep(file),
         size=size,
         kind=kind,
         images=sum(1 for one in images if one.get("b64_json") or one.get("url")),
-        cut=cut,
     )
 
 
@@ -272,30 +331,24 @@ def _decoded(encoded: str, characters: int) -> bytes:
     """Returns the beginning of a file in base64, which some servers begin as a data URL; b"" if it is none."""
     _, _, encoded = encoded.rpartition("base64,")
     try:
-        return base64.b64decode(encoded[:characters])
+        return base64.b64decode(encoded[:characters] + "==")  # some leave it out
     except ValueError:
         return b""
 
 
-def _end_of(encoded: str) -> tuple[bytes, int]:
-    """Returns the end of a file in base64, and how many bytes the whole has at least."""
-    _, _, encoded = encoded.rpartition("base64,")
-    others = sum(encoded.count(sign) for sign in "=\r\n ")
-    written = len(encoded) - others
-    end = "".join(encoded[-2 * _END :].split()).rstrip("=")
-    end = end[(len(end) - written) % 4 :]
-    return _decoded(end + "=" * (-len(end) % 4), len(end) + 4), 3 * written // 4
-
-
-def _is_cut(begin: bytes | bytearray, end: bytes | bytearray, size: int) -> bool:
-    """Returns whether a file that begins as an image lacks its end; of AVIF nobody asks."""
-    if begin.startswith(b"\x89PNG"):
-        return b"IEND" not in end
-    if begin.startswith(b"\xff\xd8\xff"):
-        return b"\xff\xd9" not in end
-    if begin.startswith(b"RIFF"):
-        return size < 8 + int.from_bytes(begin[4:8], "little")
-    return False
+def _pixels_of(file: bytes, kind: str) -> int | str | None:
+    """Returns a checksum of an image's pixels, or why it cannot be decoded whole; None of a kind that is not known."""
+    Image.init()
+    optional = kind in features.modules
+    if kind.upper() not in Image.OPEN or (optional and not features.check(kind)):
+        return None
+    try:
+        with Image.open(BytesIO(file), formats=[kind.upper()]) as image:
+            return zlib.crc32(image.tobytes(), image.width)
+    except UnidentifiedImageError:
+        return "what follows its beginning is none"
+    except _UNREADABLE as error:
+        return str(error)
 
 
 def _size_of(begins: bytes) -> str:
@@ -303,13 +356,7 @@ def _size_of(begins: bytes) -> str:
     try:
         with Image.open(BytesIO(begins)) as image:
             return f"{image.width}x{image.height}"
-    except (
-        OSError,
-        ValueError,
-        SyntaxError,
-        RuntimeError,  # of an AVIF
-        Image.DecompressionBombError,
-    ):
+    except _UNREADABLE:
         return ""
 
 
@@ -347,5 +394,5 @@ async def _fetched(session: aiohttp.ClientSession, link: str) -> tuple[bytes, st
 
 
 if __name__ == "__main__":
-    sent = asyncio.run(_send_all(SendSchedule(**json.load(sys.stdin))))
+    sent = _sent(SendSchedule(**json.load(sys.stdin)))
     json.dump([asdict(each) for each in sent], sys.stdout)

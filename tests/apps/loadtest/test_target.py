@@ -1,15 +1,18 @@
 """Servers that want a path, a model, a key or headers of their own; and keys stay out of all that is written."""
 
+import base64
 import json
 import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from sdopt.apps.loadtest.config import load_config
 from sdopt.apps.loadtest.target import Target, address_of, target_of
@@ -19,7 +22,9 @@ from tests.command import sdopt
 
 KEY = "sk-3f9c0d-not-for-logs"
 SENT_TO = ["url=http://h", "load.rates=[1]", "load.limit_s=1"]
-IMAGE = b'{"created": 1, "data": [{"b64_json": "iVBORw0KGgo="}]}'
+Image.new("L", (1, 1)).save(PIXEL := BytesIO(), "PNG")
+ENCODED = base64.b64encode(PIXEL.getvalue()).decode()
+IMAGE = f'{{"created": 1, "data": [{{"b64_json": "{ENCODED}"}}]}}'.encode()
 
 
 @pytest.mark.parametrize(
