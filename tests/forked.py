@@ -285,6 +285,6 @@ def _fork_server(_path: str, arguments: Sequence[str], handles: Sequence[int]) -
         signal.signal(ending, signal.SIG_DFL)
     multiprocessing.forkserver._forkserver.__init__()  # type: ignore[misc]
     try:
-        exec(arguments[-1], {})
+        exec(arguments[arguments.index("-c") + 1], {})
     finally:
         os._exit(0)

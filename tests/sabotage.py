@@ -43,6 +43,7 @@ class Exits(Harmless):
 
     def apply(self, pipe: DiffusionPipeline) -> Proof:
         print("no licence found", file=sys.stderr, flush=True)
+        print("Loading parts: 100%|██████| 5/5", file=sys.stderr, flush=True)
         os._exit(7)
 
 

@@ -207,6 +207,10 @@ def answers_of(
     return answers
 
 
+_BAR = "%|"
+"""What stands before a bar of tqdm."""
+
+
 def _or_error(function: Callable[[], R]) -> R | WorkerError:
     try:
         return function()
@@ -215,9 +219,9 @@ def _or_error(function: Callable[[], R]) -> R | WorkerError:
 
 
 def _last_line(log: Path) -> str:
-    lines = (
-        log.read_text(encoding="utf-8", errors="replace").splitlines()
-        if log.is_file()
-        else []
-    )
-    return f": {lines[-1].strip()}" if lines else ""
+    """Returns the last line of a log that is no bar of progress, after a colon; "" if there is none."""
+    if not log.is_file():
+        return ""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if _BAR not in line]
+    return f": {lines[-1]}" if lines else ""

@@ -284,7 +284,7 @@ class TestOptimize:
     ) -> None:
         given: list[Any] = ["dreamshaper.safetensors", pipe.unet]
         for each in given:
-            with pytest.raises(AttributeError, match="has no attribute 'components'"):
+            with pytest.raises(UsageError, match="takes a pipeline"):
                 sdopt.optimize(each, precision="bf16")
         pipe.register_modules(mine=torch.nn.Linear(1, 1))
         with pytest.raises(ValueError, match=r"Expected .* but .*mine"):
