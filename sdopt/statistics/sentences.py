@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from sdopt.pipelines.prompts import prompts_left
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Verdict
 from sdopt.statistics.bounds import TOO_MANY_PROMPTS
@@ -158,6 +157,8 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
         prompts = max(prompts, ruling.prompts or 0)
     # With the prompts that would settle what is open.
     if 0 < prompts <= TOO_MANY_PROMPTS:
+        from sdopt.pipelines.prompts import prompts_left  # reports do without pipelines
+
         config = row.variant.config
         there = prompts_left(config.workload, config.model)
         if there is not None and there < prompts:
