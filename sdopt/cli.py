@@ -108,7 +108,10 @@ def _run(arguments: list[str]) -> int:
     _require_working_folder()
     # An interpreter that ends looks for garbage among all objects of PyTorch's modules, which takes a second.
     atexit.register(gc.freeze)
-    from sdopt.worker.forkserver import silence_talkative
+    from sdopt.worker.forkserver import end_resource_tracker, silence_talkative
+
+    # Before the fork server is started, so that it runs after that has ended: both hold the tracker's pipe.
+    atexit.register(end_resource_tracker)
 
     silence_talkative()
     # A wheel carries the runners inside the package; a checkout has them at the top.

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -151,6 +152,25 @@ def _end_fork_server(parent: int) -> None:
         )  # it may be in the middle of its imports, which nobody needs any more
         os.waitpid(pid, 0)
     server._forkserver_pid = None
+
+
+def end_resource_tracker() -> None:
+    """Ends the process with which `multiprocessing` tracks shared memory, which would outlive this one for a moment.
+
+    A job's control group that is removed at once, or a batch system that looks for strays, would meet it.
+    """
+    module = sys.modules.get("multiprocessing.resource_tracker")
+    tracker = module and module._resource_tracker
+    if not tracker or tracker._fd is None or multiprocessing.active_children():
+        return
+    os.close(tracker._fd)  # which ends it
+    tracker._fd = None
+    deadline = time.monotonic() + 1  # a compiler's process may hold the pipe as well
+    with suppress(ChildProcessError):
+        while os.waitpid(tracker._pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.01)
 
 
 @contextmanager

@@ -38,6 +38,23 @@ print(forkserver._forkserver._forkserver_pid)
         )
         assert not Path("/proc", ended.stdout.strip()).exists()
 
+    def test_leaves_no_tracker_of_shared_memory(self) -> None:
+        script = """
+import os
+from multiprocessing import resource_tracker
+from sdopt.worker.forkserver import end_resource_tracker
+
+end_resource_tracker()  # there is none
+resource_tracker.ensure_running()
+pid = resource_tracker._resource_tracker._pid
+end_resource_tracker()
+print(os.path.exists(f"/proc/{pid}"))
+"""
+        ended = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
+        assert ended.stdout == "False\n"
+
     def test_of_pytorch_alone_gives_way_to_that_of_a_study(self) -> None:
         script = """
 from multiprocessing import forkserver
