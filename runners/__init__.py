@@ -216,7 +216,7 @@ def printed() -> "type[BaseModel]":
 def answers(found: "Found | None", code: int) -> dict[str, Any]:
     """Returns the answer of each study of a result or a sweep, and the exit code of the command."""
     from sdopt.report.answer_json import answer_of, to_json
-    from sdopt.statistics.summary import summary_of
+    from sdopt.report.summary import summary_of
 
     studies = []
     for result, folder in found.studies if found else ():

@@ -99,8 +99,8 @@ def _answer(
     found: "Found", judged: Sequence["StudyResult"], is_drift: bool, code: int
 ) -> dict[str, Any]:
     """Returns the answers of the judged studies, and what verdicts.json holds of each; in a sweep, of all in order."""
+    from sdopt.report.summary import summary_of
     from sdopt.report.verdicts import against_sentence, verdict_json
-    from sdopt.statistics.summary import summary_of
 
     by_id = {}
     for result in judged:

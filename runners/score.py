@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     from sdopt.record.files import write_result
     from sdopt.record.images import remarks_on_images
     from sdopt.report.catalog import write_reports
-    from sdopt.statistics.summary import summary_of
+    from sdopt.report.summary import summary_of
     from sdopt.tracking.finding import find_result
 
     result, folder = find_result(arguments.result, Tracking(kind="none"))

@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
         def told(record: "SearchRecord") -> "RenderableType":
             from sdopt.record.files import read_result
             from sdopt.report.answer_json import answer_of, to_json
-            from sdopt.statistics.summary import summary_of
+            from sdopt.report.summary import summary_of
 
             folder = Path(record.folder)
             summaries = [

@@ -93,8 +93,8 @@ def _print_study(result: "StudyResult", folder: Path, whole: bool) -> None:
     from sdopt.report.answer import answer_shown
     from sdopt.report.header import header_of
     from sdopt.report.page.sections import text_sections
+    from sdopt.report.summary import summary_of
     from sdopt.report.terminal import sections_shown
-    from sdopt.statistics.summary import summary_of
 
     console, summary = terminal(), summary_of(result)
     if not whole:

@@ -27,9 +27,9 @@ from sdopt.record.files import write_at_last
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.answer import answer_shown
 from sdopt.report.catalog import HTML, write_reports
+from sdopt.report.summary import Summary
 from sdopt.report.verdicts import summary_markdown
 from sdopt.scratch import scratch_folder
-from sdopt.statistics.summary import Summary
 from sdopt.step_summary import append_step_summary
 from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line, working

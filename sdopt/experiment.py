@@ -51,7 +51,7 @@ from sdopt.record.records import Status, StudyResult, append_reason
 from sdopt.report.answer import answer_shown
 from sdopt.report.header import announce, show_plan
 from sdopt.report.notes import lora_apart
-from sdopt.statistics.summary import Summary, summary_of
+from sdopt.report.summary import Summary, summary_of
 from sdopt.study.cost import cost_of
 from sdopt.study.designs import Plan
 from sdopt.study.plan import (

@@ -19,6 +19,7 @@ from sdopt.record.verdicts import Judgement
 from sdopt.report.answer import answer_shown
 from sdopt.report.blocks import Prose
 from sdopt.report.catalog import write_reports
+from sdopt.report.summary import Summary, summary_of
 from sdopt.report.terminal import shown
 from sdopt.report.verdicts import (
     against_sentence,
@@ -27,7 +28,6 @@ from sdopt.report.verdicts import (
     write_verdicts,
 )
 from sdopt.schema import Gate
-from sdopt.statistics.summary import Summary, summary_of
 from sdopt.step_summary import append_step_summary, report_problems
 from sdopt.terminal import console as terminal
 from sdopt.terminal import print_line

@@ -20,10 +20,10 @@ from sdopt.record.files import read_result
 from sdopt.report.blocks import Notes
 from sdopt.report.header import header_of
 from sdopt.report.markdown import escaped, markdown, written
+from sdopt.report.summary import summary_of
 from sdopt.report.tables import ranking
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.schema import TESTS
-from sdopt.statistics.summary import summary_of
 from sdopt.statistics.words import has_intervals, intervals_text, sampling_text
 from tests.apps.foresight import fits
 

@@ -16,7 +16,7 @@ from sdopt.record.records import Status, StudyResult
 from sdopt.report import columns
 from sdopt.report.catalog import Rendering, markdown_table
 from sdopt.report.columns import Column
-from sdopt.statistics.summary import summary_of
+from sdopt.report.summary import summary_of
 from tests.command import ROOT, SMOKE, sdopt
 from tests.pipelines.test_hub import cache  # noqa: F401
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sdopt.record.records import StudyResult
+from sdopt.report.summary import summary_of
 from sdopt.report.tables import ranking
-from sdopt.statistics.summary import summary_of
 from tests.command import ROOT, Finished
 from tests.pages import NOT_MEASURED, PAGES, RULINGS, current, filled
 

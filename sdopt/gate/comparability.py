@@ -7,7 +7,6 @@ from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import Call
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Ruling, Verdict
-from sdopt.statistics.objections import wires_of
 from sdopt.statistics.pairs import flattened, paired
 
 
@@ -29,7 +28,7 @@ def comparable(
         reason = f"the reference '{reference.name}' has the status {reference.status}"
         rulings.append(unjudged("reference", reason))
     elif reference.trips:
-        wires = wires_of(reference)
+        wires = reference.tripped
         reason = f"images of the reference '{reference.name}' are broken: {wires}"
         rulings.append(unjudged("reference", reason))
     other_work = candidate.other_work(reference, places)

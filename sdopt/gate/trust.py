@@ -15,8 +15,8 @@ from sdopt.record.records import StudyResult, VariantResult
 from sdopt.record.samples import Measurement
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.statistics.bounds import share_bounds
-from sdopt.statistics.change_words import decibels_text
 from sdopt.statistics.ratios import two_samples
+from sdopt.statistics.words import decibels_text
 
 SMALLEST_ERROR = 1e-6
 """Mean squared difference up to which two images count as the same (60 dB): rounding to bytes alone makes 59 dB."""

@@ -279,6 +279,11 @@ class VariantResult:
         )
 
     @property
+    def tripped(self) -> str:
+        """The tripwires that its images tripped, each once: `black, noise`."""
+        return ", ".join(dict.fromkeys(trip.wire for trip in self.trips))
+
+    @property
     def trips_at_shapes(self) -> list[BrokenImage]:
         """What timed calls at further shapes have shown, of which the quality pass makes no image."""
         names = {shape.name for shape in self.config.shapes[1:]}

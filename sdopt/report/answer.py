@@ -12,12 +12,12 @@ from sdopt.report.blocks import Block, Code, Notes, Prose
 from sdopt.report.header import header_of
 from sdopt.report.notes import caveats_of, notes_of
 from sdopt.report.program import said_of
+from sdopt.report.summary import Summary
 from sdopt.report.tables import effects_table, quality_table, ranking, shapes_table
 from sdopt.report.terminal import shown
 from sdopt.statistics.changes import traced_active
 from sdopt.statistics.reproduction import published_of
 from sdopt.statistics.rows import Row
-from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import shortened
 
 _REASONS = 6

@@ -18,11 +18,11 @@ from sdopt.record.verdicts import Verdict
 from sdopt.report.columns import values_of
 from sdopt.report.notes import caveats_of
 from sdopt.report.program import program_of, said_of_whole
+from sdopt.report.summary import Summary
 from sdopt.report.tables import WorstPrompt, worst_prompts
 from sdopt.schema import WORK
 from sdopt.statistics.measures import Ratio
 from sdopt.statistics.rows import Row
-from sdopt.statistics.summary import Summary
 
 SCHEMA = 2
 

@@ -16,10 +16,10 @@ from sdopt.report.contact_sheet import comparison_sheet
 from sdopt.report.markdown import markdown_page, written
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page
+from sdopt.report.summary import Summary
 from sdopt.report.tables import published_blocks, to_csv
 from sdopt.report.verdicts import junit, verdict_json, verdict_markdown
 from sdopt.statistics.reproduction import claims_of
-from sdopt.statistics.summary import Summary
 
 HTML, MARKDOWN = "report.html", "report.md"
 

@@ -11,9 +11,9 @@ from sdopt.record.files import inside
 from sdopt.record.images import is_replaced, open_image
 from sdopt.record.scores import ImageRecord
 from sdopt.report.columns import TableView, compared, images_cell, memory_text
+from sdopt.report.summary import Summary
 from sdopt.report.tables import worst_by_metric
 from sdopt.statistics.rows import Row
-from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import seconds_text, unit_text
 
 _CELL = 160

@@ -9,13 +9,13 @@ from sdopt.record.comparisons import Interval
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.samples import GpuState
 from sdopt.report.columns import compared
+from sdopt.report.summary import Summary
 from sdopt.statistics.break_even import compiled_earlier_s
 from sdopt.statistics.disturbance import count_rounds, unsettled
 from sdopt.statistics.figures import floor_range
 from sdopt.statistics.measures import TAIL_RATIO
 from sdopt.statistics.precision import kept_going
 from sdopt.statistics.row_figures import LAUNCH_BOUND, busy_share
-from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import (
     sampling_text,
     seconds_text,

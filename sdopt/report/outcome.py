@@ -10,9 +10,9 @@ from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.report.answer import answer_blocks
 from sdopt.report.markdown import written
+from sdopt.report.summary import Summary, summary_of
 from sdopt.report.tables import to_dataframe
 from sdopt.statistics.rows import Row
-from sdopt.statistics.summary import Summary, summary_of
 from sdopt.statistics.words import unit_text
 
 if TYPE_CHECKING:

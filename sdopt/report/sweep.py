@@ -17,12 +17,17 @@ from sdopt.record.sweeps import own_words, planned_jobs
 from sdopt.report.answer import use_of
 from sdopt.report.blocks import Block, Cell, Notes, Prose, Table
 from sdopt.report.columns import Cells, TableView, speed_cell, table_of, word
+from sdopt.report.sentences.answer import (
+    described,
+    is_refused,
+    lacking_text,
+    tells_less,
+)
+from sdopt.report.sentences.notes import NOT_ENDED
+from sdopt.report.summary import Summary, rank_of, summary_of
 from sdopt.schema import WORK
-from sdopt.statistics.answer_notes import NOT_ENDED
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Speed
-from sdopt.statistics.sentences import described, is_refused, lacking_text, tells_less
-from sdopt.statistics.summary import Summary, rank_of, summary_of
 from sdopt.statistics.words import seconds_parts
 
 

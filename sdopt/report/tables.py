@@ -23,13 +23,13 @@ from sdopt.report.columns import (
     values_of,
     word,
 )
+from sdopt.report.sentences.objections import REPEATS
+from sdopt.report.summary import Summary
 from sdopt.statistics.bounds import differences
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, bounds_text
-from sdopt.statistics.objections import REPEATS
 from sdopt.statistics.reproduction import MEMORY, PublishedClaim, notes_of_published
 from sdopt.statistics.row_figures import stage_peaks
 from sdopt.statistics.rows import Row
-from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import (
     gib_text,
     seconds_parts,

@@ -15,6 +15,8 @@ from sdopt.record.verdicts import BROKEN, Judgement, Ruling, Verdict
 from sdopt.report.blocks import Block, Fold, Notes, Prose, Table
 from sdopt.report.columns import word
 from sdopt.report.markdown import escaped, written
+from sdopt.report.sentences.reasons import reasons_of
+from sdopt.report.summary import Summary
 from sdopt.report.tables import ranking
 from sdopt.schema import TESTS
 from sdopt.statistics.measures import (
@@ -23,9 +25,7 @@ from sdopt.statistics.measures import (
     measure_named,
     with_shape,
 )
-from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.rows import Row
-from sdopt.statistics.summary import Summary
 
 _BOUNDS = (
     "A gate's bounds are one-sided, at the confidence of each rule, and those of gains at that of all claims together: "

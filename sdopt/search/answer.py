@@ -13,6 +13,7 @@ from sdopt.record.records import StudyResult
 from sdopt.report.columns import OF_ONE_STUDY, further_columns, values_of
 from sdopt.report.header import header_of
 from sdopt.report.program import said_of, said_of_whole
+from sdopt.report.sentences.answer import described, unconfirmed
 from sdopt.schema import Gate
 from sdopt.search.findings import RATIOS, CandidateFinding, findings_of
 from sdopt.search.judgements import Judgements
@@ -22,7 +23,6 @@ from sdopt.search.results import standing_of
 from sdopt.search.run import SLACK, Search, budget_text
 from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
-from sdopt.statistics.sentences import described, unconfirmed
 from sdopt.statistics.words import shortened, start_words, unit_text
 
 

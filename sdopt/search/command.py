@@ -27,6 +27,7 @@ from sdopt.preparation import awaits_clip, fetch, fetch_clip
 from sdopt.record.files import inside, read_result, short_digest, write_atomically
 from sdopt.record.records import StudyResult
 from sdopt.report.columns import tracked_metrics, tracked_tags
+from sdopt.report.sentences.changes import duration_text
 from sdopt.schema import Tracking
 from sdopt.search.answer import record_of
 from sdopt.search.answered import Answered, numbered, read_answered, write_answered
@@ -46,7 +47,6 @@ from sdopt.search.run import Search
 from sdopt.search.space import Space
 from sdopt.search.studies import Studies
 from sdopt.search.trials import Trials
-from sdopt.statistics.change_words import duration_text
 from sdopt.study.fingerprint import changed_inputs, of_model
 from sdopt.study.plan import describe_environment
 from sdopt.study.resume import other_surroundings

@@ -12,8 +12,10 @@ from sdopt.gate.judge import judge
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import Verdict
+from sdopt.report.sentences.changes import percent_text
+from sdopt.report.sentences.objections import broken_because
+from sdopt.report.sentences.reasons import reasons_of
 from sdopt.schema import Gate
-from sdopt.statistics.change_words import percent_text
 from sdopt.statistics.figures import rows_of
 from sdopt.statistics.giving_up import at_least_slower, bound_text
 from sdopt.statistics.measures import (
@@ -23,8 +25,6 @@ from sdopt.statistics.measures import (
     smallest_change,
     spared_growth,
 )
-from sdopt.statistics.objections import broken_because
-from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.rows import Row
 
 if TYPE_CHECKING:

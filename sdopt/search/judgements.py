@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Verdict
+from sdopt.report.summary import Summary, summary_of
 from sdopt.schema import Gate
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import CandidateFinding, findings_of
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Speed
-from sdopt.statistics.summary import Summary, summary_of
 
 
 @dataclass(frozen=True)

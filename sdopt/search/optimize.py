@@ -143,7 +143,7 @@ def hand_out(record: SearchRecord) -> None:
     from sdopt.record.files import read_result
     from sdopt.report.contact_sheet import comparison_sheet
     from sdopt.report.program import program_of
-    from sdopt.statistics.summary import summary_of
+    from sdopt.report.summary import summary_of
 
     folder = Path(record.folder)
     for name in (PICTURE, PROGRAM):

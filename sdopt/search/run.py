@@ -17,6 +17,7 @@ from statistics import mean
 from sdopt.contract import Contract
 from sdopt.errors import UsageError, counted
 from sdopt.record.records import StudyResult
+from sdopt.report.sentences.changes import duration_text
 from sdopt.search.budget import Cost, SearchBudget
 from sdopt.search.config import SearchConfig
 from sdopt.search.findings import CandidateFinding
@@ -34,7 +35,6 @@ from sdopt.search.results import Results, costs_of, standing_of
 from sdopt.search.space import Combination, Space
 from sdopt.search.studies import CALIBRATE, Studies
 from sdopt.search.trials import Trials
-from sdopt.statistics.change_words import duration_text
 from sdopt.statistics.words import gib_text, shortened
 from sdopt.study.timeline import waited_s
 from sdopt.study.work import Sharing, work_ahead

@@ -1,5 +1,6 @@
 """Puts figures into words, alike in every report: times, memory, the sampling of a study, and start-up."""
 
+import math
 from collections.abc import Sequence
 
 from sdopt.record.comparisons import BreakEven, Interval
@@ -148,3 +149,8 @@ def shortened(reasons: str) -> str:
     """Returns the first of several reasons, and how many more there are."""
     first, *rest = reasons.split("; ")
     return f"{first} (and {len(rest)} more)" if rest else first
+
+
+def decibels_text(mse: float) -> str:
+    """Returns a mean squared error of pixels between 0 and 1 as likeness in dB: more is closer."""
+    return "identical" if mse <= 0 else f"{-10 * math.log10(mse):.0f} dB"

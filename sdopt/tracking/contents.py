@@ -21,6 +21,8 @@ from sdopt.record.sweeps import measuring, own_overrides, shared_overrides
 from sdopt.record.verdicts import Verdict
 from sdopt.report.catalog import markdown_table
 from sdopt.report.columns import tracked_metrics, tracked_tags, values_of
+from sdopt.report.sentences.answer import described
+from sdopt.report.summary import Summary
 from sdopt.report.sweep import Sweep
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.statistics.disturbance import count_rounds
@@ -28,8 +30,6 @@ from sdopt.statistics.figures import floor_range
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, with_shape
 from sdopt.statistics.row_figures import IMAGES_PER_CALL, PASSED
 from sdopt.statistics.rows import PSNR, Row
-from sdopt.statistics.sentences import described
-from sdopt.statistics.summary import Summary
 from sdopt.tracking.client import (
     NOTE,
     ROLE,

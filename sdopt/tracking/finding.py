@@ -11,9 +11,9 @@ from sdopt.report.catalog import HTML, MARKDOWN
 from sdopt.report.markdown import markdown_page
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page, sweep_page
+from sdopt.report.summary import summary_of
 from sdopt.report.sweep import Sweep, read_sweep
 from sdopt.schema import Tracking
-from sdopt.statistics.summary import summary_of
 from sdopt.tracking.client import TrackingError
 from sdopt.tracking.runs import download_run, log_report
 from sdopt.tracking.store import store_exists

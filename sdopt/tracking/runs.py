@@ -14,10 +14,10 @@ from sdopt.record.records import StudyResult
 from sdopt.report import catalog
 from sdopt.report.catalog import HTML, MARKDOWN
 from sdopt.report.page.gallery import has_images
+from sdopt.report.summary import Summary, summary_of
 from sdopt.report.sweep import Sweep
 from sdopt.schema import Tracking
 from sdopt.statistics.row_figures import PASSED
-from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking import client
 from sdopt.tracking.client import (
     DIGEST,

@@ -18,8 +18,8 @@ from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import Verdict
 from sdopt.report.comparing import comparison_of
 from sdopt.report.markdown import written
+from sdopt.report.sentences.reasons import reasons_of
 from sdopt.schema import Gate, Rule
-from sdopt.statistics.reasons import reasons_of
 from tests.gate.test_judge import FIT, NON_INFERIOR, clip
 from tests.records import disturb, known, reconfigure, retime, samples_of
 

@@ -4,9 +4,9 @@ import pytest
 
 from sdopt.record.scores import Score, Spread
 from sdopt.record.verdicts import Ruling, Verdict
+from sdopt.report.summary import summary_of
 from sdopt.schema import Rule
 from sdopt.statistics.scale import Images
-from sdopt.statistics.summary import summary_of
 from tests.gate.test_judge import (
     PROMPTS,
     judged,

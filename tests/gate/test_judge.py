@@ -30,6 +30,7 @@ from sdopt.record.scores import BrokenImage, ImageRecord, Score, Spread
 from sdopt.record.verdicts import Judgement, Payoff, Ruling, Verdict
 from sdopt.report.comparing import comparison_of
 from sdopt.report.markdown import written
+from sdopt.report.summary import summary_of
 from sdopt.report.sweep import Sweep
 from sdopt.report.verdicts import verdict_markdown
 from sdopt.schema import Gate, Rule
@@ -37,7 +38,6 @@ from sdopt.statistics.bounds import MINIMUM_PROMPTS
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP
 from sdopt.statistics.ratios import LogRatio
-from sdopt.statistics.summary import summary_of
 from tests.records import disturb, reconfigure, recorded, retime, samples_of, timed
 
 PROMPTS = 48

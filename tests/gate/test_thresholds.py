@@ -15,10 +15,10 @@ from sdopt.report.answer_json import answer_of
 from sdopt.report.catalog import markdown_table
 from sdopt.report.charts.comparisons import forest
 from sdopt.report.notes import caveats_of
+from sdopt.report.summary import summary_of
 from sdopt.report.tables import to_csv
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.scale import Speed
-from sdopt.statistics.summary import summary_of
 from sdopt.tracking.contents import verdict_tags
 from tests.command import sdopt
 from tests.fixtures import Composers

@@ -46,10 +46,10 @@ from sdopt.hardware.probe import (
 from sdopt.measure.memory import cap_memory
 from sdopt.record.records import Status, StudyResult
 from sdopt.report.notes import notes_of
+from sdopt.report.summary import summary_of
 from sdopt.schema import Hardware, Rates, Sheet
 from sdopt.statistics.figures import flat_figures
 from sdopt.statistics.row_figures import peak_rate
-from sdopt.statistics.summary import summary_of
 from tests.command import SMALL, refused, sdopt
 from tests.fixtures import CPU, Compose
 from tests.records import reconfigure

@@ -22,10 +22,10 @@ from sdopt.measure.processes import files_in_memory, held_elsewhere, started_by
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Memory
+from sdopt.report.summary import summary_of
 from sdopt.report.tables import ranking, stage_memory_table
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.measures import MEMORY_RATIO
-from sdopt.statistics.summary import summary_of
 from tests.fixtures import CPU
 
 MIB = 2**20

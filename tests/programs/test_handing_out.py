@@ -23,7 +23,7 @@ from sdopt.report.answer import use_of
 from sdopt.report.answer_json import answer_of
 from sdopt.report.blocks import Code, Notes
 from sdopt.report.program import program_of, said_of
-from sdopt.statistics.summary import Summary, summary_of
+from sdopt.report.summary import Summary, summary_of
 from sdopt.variant import Variant
 from sdopt.worker.child import ChildDiedError, ChildTimeoutError
 from tests.command import ROOT, SMOKE, sdopt

@@ -25,9 +25,9 @@ from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult
 from sdopt.record.scores import ImageRecord, Score
 from sdopt.report.catalog import markdown_table
+from sdopt.report.summary import summary_of
 from sdopt.schema import Gate, Model, Quality, Rule
 from sdopt.statistics.figures import first_rows
-from sdopt.statistics.summary import summary_of
 from tests.command import Finished, sdopt
 from tests.records import known
 

@@ -18,7 +18,7 @@ from sdopt.record.images import remarks_on_images
 from sdopt.record.records import StudyResult
 from sdopt.report.contact_sheet import comparison_sheet
 from sdopt.report.page.gallery import gallery_of
-from sdopt.statistics.summary import summary_of
+from sdopt.report.summary import summary_of
 from sdopt.tracking.contents import variant_run
 from tests.command import Finished, refused, sdopt
 

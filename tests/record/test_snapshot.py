@@ -14,7 +14,7 @@ from sdopt.gate.calibration import calibration_for
 from sdopt.gate.judge import judge
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
-from sdopt.statistics.summary import summary_of
+from sdopt.report.summary import summary_of
 
 RECORDS = Path(__file__).parents[2] / "outputs" / "records"
 

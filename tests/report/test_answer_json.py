@@ -11,8 +11,8 @@ from runners import only_json, printed
 from sdopt.record.files import read_result, write_result
 from sdopt.record.scores import Score
 from sdopt.report.answer_json import Answer, baseline_digest
+from sdopt.report.summary import summary_of
 from sdopt.report.tables import worst_prompts
-from sdopt.statistics.summary import summary_of
 from tests.command import SMALL, SMOKE, Finished, sdopt
 from tests.fakes import fake_workers
 from tests.records import reconfigure

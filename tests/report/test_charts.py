@@ -21,7 +21,7 @@ from sdopt.report.charts.spec import Spec
 from sdopt.report.charts.times import rounds_plot, stages_plot
 from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.report.page.sections import text_sections
-from sdopt.statistics.summary import summary_of
+from sdopt.report.summary import summary_of
 from sdopt.tracking.contents import study_metrics
 from tests.command import ROOT
 from tests.records import reconfigure, retime

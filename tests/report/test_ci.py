@@ -14,8 +14,8 @@ from sdopt.contract import Contract
 from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
+from sdopt.report.summary import summary_of
 from sdopt.report.verdicts import junit, summary_markdown
-from sdopt.statistics.summary import summary_of
 from sdopt.step_summary import append_step_summary
 from tests.command import ROOT
 

@@ -36,6 +36,8 @@ from sdopt.report.catalog import markdown_table
 from sdopt.report.comparing import comparison_of
 from sdopt.report.markdown import markdown_page, written
 from sdopt.report.page.sections import study_page
+from sdopt.report.sentences.answer import unconfirmed
+from sdopt.report.summary import Summary, summary_of
 from sdopt.report.tables import to_csv
 from sdopt.report.verdicts import footing_of, summary_markdown
 from sdopt.schema import Gate, Model
@@ -43,8 +45,6 @@ from sdopt.statistics.comparing import compare
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import floor_range
 from sdopt.statistics.ratios import MINIMUM_PROCESSES
-from sdopt.statistics.sentences import unconfirmed
-from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.contents import study_metrics, study_tags, variant_run
 from tests.gate.test_judge import gate_named
 from tests.records import reconfigure

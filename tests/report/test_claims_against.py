@@ -11,6 +11,7 @@ from sdopt.contract import Contract
 from sdopt.gate.drift import judge_drift
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
+from sdopt.report.summary import summary_of
 from sdopt.report.verdicts import (
     against_sentence,
     junit,
@@ -20,7 +21,6 @@ from sdopt.report.verdicts import (
 )
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.comparing import compare
-from sdopt.statistics.summary import summary_of
 from tests.gate.test_drift import GATE
 from tests.gate.test_judge import FIT, clip
 from tests.records import retime, samples_of

@@ -24,6 +24,7 @@ from sdopt.report.markdown import written
 from sdopt.report.page import html
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page
+from sdopt.report.summary import Summary, summary_of
 from sdopt.report.sweep import Sweep
 from sdopt.report.tables import to_csv, to_dataframe
 from sdopt.schema import Gate, Tracking
@@ -34,7 +35,6 @@ from sdopt.search.findings import findings_of
 from sdopt.search.record import SearchRecord, markdown_of
 from sdopt.search.space import Combination
 from sdopt.statistics.rows import Row
-from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.client import TrackedRun
 from sdopt.tracking.contents import logged_metrics, verdict_tags
 from tests.apps.loadtest.test_loadtest import record as load_record

@@ -28,7 +28,7 @@ from sdopt.report.page import html
 from sdopt.report.page.gallery import gallery_of
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page, sweep_page
-from sdopt.statistics.summary import Summary, summary_of
+from sdopt.report.summary import Summary, summary_of
 from tests.command import Finished
 from tests.records import reconfigure, timed
 from tests.report.test_table import renamed

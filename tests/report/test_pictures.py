@@ -21,7 +21,7 @@ from sdopt.report.charts.comparisons import study_plot
 from sdopt.report.charts.times import stages_picture
 from sdopt.report.charts.tradeoff import tradeoff_picture
 from sdopt.report.contact_sheet import comparison_sheet
-from sdopt.statistics.summary import Summary, summary_of
+from sdopt.report.summary import Summary, summary_of
 from tests.command import Finished
 from tests.report.test_table import renamed
 

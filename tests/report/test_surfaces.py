@@ -23,12 +23,12 @@ from sdopt.report.outcome import load_result
 from sdopt.report.page import html
 from sdopt.report.page.html import html_page
 from sdopt.report.page.sections import study_page
+from sdopt.report.summary import Summary, summary_of
 from sdopt.report.tables import to_csv, to_dataframe
 from sdopt.report.tones import BASELINE, COLOUR, GLYPH, RICH, TONES, Tone
 from sdopt.report.verdicts import junit, summary_markdown, verdict_json
 from sdopt.statistics.reproduction import Reproduction
 from sdopt.statistics.scale import Images, Speed
-from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.contents import verdict_tags
 from tests.command import ROOT
 from tests.pages import table

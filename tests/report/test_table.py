@@ -18,9 +18,9 @@ from sdopt.report.charts.comparisons import forest
 from sdopt.report.markdown import code_block, written
 from sdopt.report.outcome import load_result
 from sdopt.report.page.sections import text_sections
+from sdopt.report.summary import summary_of
 from sdopt.report.tables import quality_columns, quality_heading, quality_table, ranking
 from sdopt.report.terminal import sections_shown, shown
-from sdopt.statistics.summary import summary_of
 from sdopt.tracking.contents import study_tags
 from tests.command import ROOT
 from tests.records import column, retime

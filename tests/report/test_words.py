@@ -27,6 +27,7 @@ from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report.answer_json import answer_of, to_json
 from sdopt.report.catalog import published_markdown
 from sdopt.report.markdown import written
+from sdopt.report.summary import Summary, summary_of
 from sdopt.report.verdicts import (
     junit,
     summary_markdown,
@@ -38,7 +39,6 @@ from sdopt.schema import Shape
 from sdopt.search.record import Fate, SearchEntry, SearchRecord, markdown_of
 from sdopt.statistics.reproduction import Reproduction
 from sdopt.statistics.scale import Images, Speed
-from sdopt.statistics.summary import Summary, summary_of
 from sdopt.tracking.contents import study_tags, variant_run
 from tests.apps.exchange.test_judge import pictures, write
 from tests.command import ROOT

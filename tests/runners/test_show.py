@@ -11,8 +11,8 @@ from runners import Arguments
 from sdopt.record.files import read_result, write_result
 from sdopt.record.records import StudyResult
 from sdopt.report.comparing import changed_keys, incomparable
+from sdopt.report.summary import summary_of
 from sdopt.report.sweep import read_sweep
-from sdopt.statistics.summary import summary_of
 from tests.command import Finished, refused, sdopt
 from tests.records import reconfigure
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from sdopt.report.summary import summary_of
 from sdopt.search.answer import _Answer, _begun, _notes, entry_of
 from sdopt.search.command import parameters_of, trial_run
 from sdopt.search.config import search_config, search_file
@@ -15,7 +16,6 @@ from sdopt.search.racing import RatioStanding, Scatter
 from sdopt.search.record import Fate, SearchEntry, SearchRecord
 from sdopt.search.run import Search
 from sdopt.search.space import Combination
-from sdopt.statistics.summary import summary_of
 from tests.records import reconfigure
 from tests.report.test_claims import ended_early, measured, two_shapes
 

@@ -6,6 +6,7 @@ from sdopt.record.comparisons import BreakEven, Interval
 from sdopt.record.records import StudyResult
 from sdopt.report.notes import notes_of
 from sdopt.report.page.sections import _break_even
+from sdopt.report.summary import summary_of
 from sdopt.statistics.break_even import (
     break_even,
     break_even_text,
@@ -14,7 +15,6 @@ from sdopt.statistics.break_even import (
 )
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.figures import flat_figures
-from sdopt.statistics.summary import summary_of
 from tests.records import known
 
 

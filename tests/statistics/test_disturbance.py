@@ -8,6 +8,7 @@ import pytest
 from sdopt.record.records import IMPORTED, StudyResult
 from sdopt.record.samples import Call, GpuState, Interference, Measurement, ShapeSamples
 from sdopt.report.notes import caveats_of, notes_of
+from sdopt.report.summary import summary_of
 from sdopt.statistics.disturbance import (
     count_rounds,
     rounds_left_out,
@@ -17,7 +18,6 @@ from sdopt.statistics.disturbance import (
 from sdopt.statistics.figures import first_rows
 from sdopt.statistics.pairs import paired_rounds
 from sdopt.statistics.ratios import log_speedup
-from sdopt.statistics.summary import summary_of
 from tests.gate.test_judge import study, variant
 from tests.records import disturb as disturb_all
 from tests.records import known, reconfigure, retime, samples_of, timed

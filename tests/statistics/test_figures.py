@@ -11,12 +11,12 @@ from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Memory
 from sdopt.record.verdicts import Judgement, Verdict
 from sdopt.report.outcome import Outcome, load_result
+from sdopt.report.summary import summary_of
 from sdopt.report.tables import ranking, to_dataframe
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.disturbance import noise_of
 from sdopt.statistics.figures import first_rows
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, Ratio
-from sdopt.statistics.summary import summary_of
 from sdopt.tracking.contents import logged_metrics
 from tests.command import Finished
 from tests.records import column

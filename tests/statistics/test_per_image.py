@@ -27,6 +27,7 @@ from sdopt.report.comparing import comparison_of
 from sdopt.report.markdown import markdown_page, written
 from sdopt.report.outcome import Outcome
 from sdopt.report.page.sections import study_page
+from sdopt.report.summary import Summary, summary_of
 from sdopt.report.sweep import Sweep
 from sdopt.report.tables import to_csv
 from sdopt.schema import Gate, Rule
@@ -38,7 +39,6 @@ from sdopt.statistics.effects import effects_of
 from sdopt.statistics.figures import flat_figures, rows_of
 from sdopt.statistics.ratios import log_tail, speedup_drift
 from sdopt.statistics.scale import Speed
-from sdopt.statistics.summary import Summary, summary_of
 from sdopt.study.plan import require_same_task
 from sdopt.tracking.contents import judged_tags, logged_metrics
 from tests.fixtures import Composers

@@ -11,10 +11,10 @@ from sdopt.errors import UsageError
 from sdopt.record.records import IntervalWidth, StudyResult
 from sdopt.record.samples import Measurement, ShapeSamples
 from sdopt.report.notes import notes_of
+from sdopt.report.summary import summary_of
 from sdopt.schema import Gate, Protocol
 from sdopt.statistics.precision import processes_needed, require_precision
 from sdopt.statistics.ratios import log_speedup
-from sdopt.statistics.summary import summary_of
 from tests.records import known, reconfigure, timed
 from tests.trial.noise import precise, two_stages, until_narrow
 

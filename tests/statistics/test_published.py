@@ -13,6 +13,7 @@ from sdopt.record.samples import Memory
 from sdopt.report.blocks import Table
 from sdopt.report.catalog import published_markdown
 from sdopt.report.page.sections import study_page
+from sdopt.report.summary import summary_of
 from sdopt.statistics.published import (
     Printed,
     Published,
@@ -27,7 +28,6 @@ from sdopt.statistics.reproduction import (
     claims_of,
     published_of,
 )
-from sdopt.statistics.summary import summary_of
 from tests.records import column, known, reconfigure, samples_of
 
 Article = Callable[..., list[PublishedClaim]]

@@ -11,11 +11,11 @@ import pytest
 
 from sdopt.record.records import StudyResult
 from sdopt.record.samples import Call, Measurement
+from sdopt.report.summary import summary_of
 from sdopt.schema import Protocol
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.scale import Speed
 from sdopt.statistics.settling import is_settled
-from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import CONTROL
 from tests.trial.simulation import ROUND_DEVIATION, blank_study
 

@@ -13,10 +13,10 @@ from typing_extensions import override
 
 from sdopt.record.files import parse_result, to_json
 from sdopt.record.records import Status, StudyResult
+from sdopt.report.summary import summary_of
 from sdopt.schema import Rule
 from sdopt.statistics.ratios import two_samples
 from sdopt.statistics.scale import Speed
-from sdopt.statistics.summary import summary_of
 from sdopt.study.ahead import Ahead, Extent
 from sdopt.study.progress import Progress
 from sdopt.study.resume import merge_resumed, missing_of

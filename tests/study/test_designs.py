@@ -13,8 +13,8 @@ from sdopt.record.choices import difference
 from sdopt.reference import LORAS
 from sdopt.report.header import _planned_variants, header_of
 from sdopt.report.notes import caveats_of, lora_apart
+from sdopt.report.summary import summary_of
 from sdopt.schema import Edge
-from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import BASELINE, Design, Plan
 from sdopt.study.plan import plan_result, unused_options
 from sdopt.variant import Variant

@@ -15,13 +15,13 @@ from sdopt.record.verdicts import Verdict
 from sdopt.report.answer_json import answer_of
 from sdopt.report.answer_json import to_json as answer_json
 from sdopt.report.charts.comparisons import forest
+from sdopt.report.summary import summary_of
 from sdopt.report.sweep import exit_code as folder_code
 from sdopt.report.tables import ranking, to_csv
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.comparing import compare
 from sdopt.statistics.effects import effects_of
 from sdopt.statistics.scale import Speed
-from sdopt.statistics.summary import summary_of
 from sdopt.study.resume import missing_of
 from sdopt.tracking.contents import logged_metrics, variant_run
 from sdopt.variant import Variant

@@ -15,10 +15,10 @@ from sdopt.errors import UsageError
 from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.samples import Interference
+from sdopt.report.summary import summary_of
 from sdopt.report.sweep import exit_code
 from sdopt.report.tables import ranking, shapes_table
 from sdopt.statistics.disturbance import count_rounds
-from sdopt.statistics.summary import summary_of
 from sdopt.study.designs import CONTROL, Plan
 from sdopt.study.fingerprint import inputs_of, of_model
 from sdopt.study.resume import merge_resumed, missing_of

@@ -30,10 +30,10 @@ from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Judgement, Ruling, Verdict
 from sdopt.report import catalog
 from sdopt.report.catalog import HTML, MARKDOWN, REPORTS, ReportFile, markdown_table
+from sdopt.report.sentences.answer import described
+from sdopt.report.summary import summary_of
 from sdopt.report.sweep import Sweep
 from sdopt.schema import Tracking
-from sdopt.statistics.sentences import described
-from sdopt.statistics.summary import summary_of
 from sdopt.statistics.words import sampling_text
 from sdopt.tracking import client
 from sdopt.tracking.client import (

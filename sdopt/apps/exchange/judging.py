@@ -15,11 +15,11 @@ from sdopt.quality.images import image_files
 from sdopt.quality.metrics import features_of, require_quality
 from sdopt.record.files import write_result
 from sdopt.record.records import StudyResult, now
+from sdopt.report.sentences.notes import copy_notes
+from sdopt.report.summary import summary_of
 from sdopt.report.sweep import exit_code
 from sdopt.schema import THRESHOLDS
-from sdopt.statistics.answer_notes import copy_notes
 from sdopt.statistics.comparing import compare
-from sdopt.statistics.summary import summary_of
 from sdopt.study.plan import describe_environment
 from sdopt.worker.forkserver import start_fork_server
 from sdopt.worker.machine import find_machine

@@ -22,12 +22,12 @@ from sdopt.report.charts.parts import (
 from sdopt.report.charts.spec import Spec, study_picture
 from sdopt.report.charts.vega import encoding, layered, mark
 from sdopt.report.columns import TableView, images_cell, memory_cell, slower_cell
+from sdopt.report.summary import Summary
 from sdopt.report.tones import BLUE, GREY, INK, LINE, MUTED, VERMILION
 from sdopt.statistics.figures import floor_range
 from sdopt.statistics.measures import SPEEDUP, Ratio, ratio_text
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Speed, speed_of
-from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import seconds_text, unit_text
 
 _LOOKS = {

@@ -7,8 +7,8 @@ report's style sheet replaces where the reader's screen is dark.
 from typing import Any
 
 from sdopt.limits import require_address_space
+from sdopt.report.summary import Summary
 from sdopt.report.tones import INK, LINE, MUTED
-from sdopt.statistics.summary import Summary
 
 VEGA_LITE = "6.4"
 """The version that specifications are written for."""

@@ -16,8 +16,8 @@ from sdopt.report.charts.parts import (
 )
 from sdopt.report.charts.spec import Spec, study_picture
 from sdopt.report.charts.vega import encoding, layered, mark
+from sdopt.report.summary import Summary
 from sdopt.report.tones import AMBER, BLUE, GREEN, GREY, INK, PURPLE, SKY, VERMILION
-from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import unit_text
 
 _DECIDES, _DISTURBED, _LEFT_OUT = (

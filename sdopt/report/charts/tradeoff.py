@@ -17,11 +17,11 @@ from sdopt.report.charts.parts import (
 )
 from sdopt.report.charts.spec import Spec, study_picture
 from sdopt.report.charts.vega import encoding, layered, mark
+from sdopt.report.summary import Summary
 from sdopt.report.tables import metric_text, quality_columns, quality_heading
 from sdopt.report.tones import BASELINE, COLOUR, MUTED, TONES
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Images, Speed
-from sdopt.statistics.summary import Summary
 from sdopt.statistics.words import gib_text, seconds_text, unit_text
 
 _SHAPES: dict[str, str] = {

@@ -26,6 +26,7 @@ from sdopt.report.charts.tradeoff import tradeoffs
 from sdopt.report.header import work_of
 from sdopt.report.notes import notes_of
 from sdopt.report.page.gallery import gallery_of, has_images
+from sdopt.report.summary import Summary
 from sdopt.report.tables import (
     effects_table,
     evidence,
@@ -42,7 +43,6 @@ from sdopt.statistics.break_even import images_text, start_text
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.figures import floor_range
 from sdopt.statistics.reproduction import claims_of, published_of
-from sdopt.statistics.summary import Summary
 
 IMAGES_BYTES = 3_000_000
 """Maximum bytes of all images of a page."""

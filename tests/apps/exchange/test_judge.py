@@ -28,7 +28,7 @@ from sdopt.gate.calibration import read_calibration
 from sdopt.record.files import read_result
 from sdopt.record.verdicts import Verdict
 from sdopt.reference import MODEL
-from sdopt.statistics.summary import summary_of
+from sdopt.report.summary import summary_of
 from sdopt.tracking.contents import logged_metrics
 from tests.command import SMOKE, Finished, sdopt
 from tests.fakes import fake_study

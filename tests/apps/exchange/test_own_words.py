@@ -23,7 +23,7 @@ from sdopt.errors import UsageError
 from sdopt.gate.trust import doubts_of
 from sdopt.record.files import read_result, write_result
 from sdopt.report.notes import caveats_of
-from sdopt.statistics.summary import summary_of
+from sdopt.report.summary import summary_of
 from tests.apps.exchange.test_unlike_folders import judged, plain
 from tests.apps.exchange.test_unlike_folders import web_ui as web_ui_folder
 from tests.apps.exchange.test_unlike_settings import (

@@ -6,7 +6,7 @@ import pytest
 
 from sdopt.apps.exchange.times import times_in
 from sdopt.errors import UsageError
-from sdopt.statistics.answer_notes import notes_of
+from sdopt.report.sentences.notes import notes_of
 from sdopt.statistics.comparing import compare
 from tests.apps.exchange.test_unlike_folders import judged, plain, web_ui
 

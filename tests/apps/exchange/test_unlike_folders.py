@@ -23,7 +23,7 @@ from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.report.answer_json import baseline_digest
 from sdopt.report.notes import notes_of
-from sdopt.statistics.summary import summary_of
+from sdopt.report.summary import summary_of
 from tests.fakes import fake_study
 
 COUNT = 8

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Judgement, Verdict
+from sdopt.report.sentences.reasons import reasons_of
 from sdopt.statistics.changes import changes_of
 from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import SPEEDUP, Ratio, measure_named
 from sdopt.statistics.ratios import needed_processes
-from sdopt.statistics.reasons import reasons_of
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Speed
 
@@ -29,7 +29,7 @@ def objections(result: StudyResult, row: Row) -> Iterator[str]:
     if baseline.status is not Status.OK:
         yield f"the baseline has the status {baseline.status}"
     if baseline.trips:
-        yield f"images of the baseline are broken ({wires_of(baseline)})"
+        yield f"images of the baseline are broken ({baseline.tripped})"
     if (variant.choices, variant.config) == (
         reference.choices,
         reference.config,
@@ -116,12 +116,7 @@ def broken_text(variant: VariantResult) -> str:
     share = "images"
     if variant.broken_images:
         share = f"{variant.broken_images} of {len(variant.images)} images"
-    return f"{share} are broken: {wires_of(variant)}"
-
-
-def wires_of(variant: VariantResult) -> str:
-    """Returns the tripwires that its images tripped."""
-    return ", ".join(dict.fromkeys(trip.wire for trip in variant.trips))
+    return f"{share} are broken: {variant.tripped}"
 
 
 def _why_no_gain(result: StudyResult, row: Row) -> Iterator[str]:

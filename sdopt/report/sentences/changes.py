@@ -1,8 +1,9 @@
 """Words for what can differ between two variants: which way, by how much, and in which unit."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from sdopt.statistics.words import decibels_text
 
 Text = Callable[[float], str]
 
@@ -24,11 +25,6 @@ def range_text(share: float) -> str:
 def number_text(value: float) -> str:
     """Returns an amount without a unit, of two digits."""
     return f"{float(f'{abs(value):.2g}'):g}"
-
-
-def decibels_text(mse: float) -> str:
-    """Returns a mean squared error of pixels between 0 and 1 as likeness in dB: more is closer."""
-    return "identical" if mse <= 0 else f"{-10 * math.log10(mse):.0f} dB"
 
 
 def duration_text(seconds: float) -> str:

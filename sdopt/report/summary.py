@@ -12,11 +12,12 @@ from sdopt.contract import Contract
 from sdopt.record.choices import difference, written_value
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.verdicts import Verdict, worst
+from sdopt.report.sentences.answer import answer_of, with_key
+from sdopt.report.sentences.notes import notes_of
+from sdopt.report.sentences.objections import objections
 from sdopt.schema import THRESHOLDS
-from sdopt.statistics.answer_notes import notes_of
 from sdopt.statistics.figures import first_rows, rows_of
 from sdopt.statistics.measures import is_of_images
-from sdopt.statistics.objections import objections
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import (
     Images,
@@ -24,7 +25,6 @@ from sdopt.statistics.scale import (
     speed_over,
     worst_of,
 )
-from sdopt.statistics.sentences import answer_of, with_key
 
 
 @dataclass(

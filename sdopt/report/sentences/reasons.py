@@ -5,10 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import UNDISTURBED, Judgement, Ruling, Verdict
-from sdopt.statistics.bounds import differences
-from sdopt.statistics.change_words import PROPERTIES
-from sdopt.statistics.measures import is_of_images
-from sdopt.statistics.ruling_sentences import (
+from sdopt.report.sentences.changes import PROPERTIES
+from sdopt.report.sentences.rulings import (
     PROPERTY_OF,
     family,
     figure_of,
@@ -17,6 +15,8 @@ from sdopt.statistics.ruling_sentences import (
     subject,
     upper,
 )
+from sdopt.statistics.bounds import differences
+from sdopt.statistics.measures import is_of_images
 
 
 def reasons_of(judgement: Judgement, result: StudyResult | None = None) -> list[str]:

@@ -13,14 +13,14 @@ from sdopt.record.files import read_result
 from sdopt.record.records import Status, StudyResult, VariantResult
 from sdopt.record.scores import BrokenImage
 from sdopt.record.verdicts import Judgement, Payoff, Ruling, Verdict
+from sdopt.report.sentences.answer import described
+from sdopt.report.sentences.objections import REPEATS
+from sdopt.report.summary import summary_of
 from sdopt.report.tables import evidence
 from sdopt.schema import Gate
 from sdopt.statistics.measures import ratio_text
-from sdopt.statistics.objections import REPEATS
 from sdopt.statistics.rows import Row
 from sdopt.statistics.scale import Images, Speed
-from sdopt.statistics.sentences import described
-from sdopt.statistics.summary import summary_of
 from tests.records import known, reconfigure
 
 RECORD = Path(__file__).parents[2] / "outputs" / "records" / "amd-epyc" / "quickstart"

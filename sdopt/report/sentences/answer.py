@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from sdopt.record.records import Status, StudyResult
 from sdopt.record.verdicts import Verdict
+from sdopt.report.sentences.objections import broken_because, broken_text
+from sdopt.report.sentences.rulings import lower
 from sdopt.statistics.bounds import TOO_MANY_PROMPTS
 from sdopt.statistics.disturbance import count_rounds
 from sdopt.statistics.giving_up import bound_text
 from sdopt.statistics.measures import MEMORY_RATIO, SPEEDUP, measure_named
-from sdopt.statistics.objections import broken_because, broken_text, wires_of
 from sdopt.statistics.rows import PSNR, Row
-from sdopt.statistics.ruling_sentences import lower
 from sdopt.statistics.scale import Images, Speed
 from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
@@ -95,7 +95,7 @@ def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
 def _advice(baseline: Row | None) -> str:
     """Returns what to do where nothing is shown to be better; broken images are not to be kept."""
     if baseline is not None and baseline.variant.trips:
-        return f"Images of the baseline are broken ({wires_of(baseline.variant)})"
+        return f"Images of the baseline are broken ({baseline.variant.tripped})"
     return "Keep the baseline"
 
 
@@ -388,7 +388,7 @@ def _images_text(row: Row) -> str:
 
 def _likeness(row: Row, images: Images) -> str:
     if row.variant.trips:
-        return f"images broken ({wires_of(row.variant)})"
+        return f"images broken ({row.variant.tripped})"
     metric, figure = row.distance
     judged = images is not Images.NOT_JUDGED
     if metric == PSNR and not judged:

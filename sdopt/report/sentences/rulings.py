@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from sdopt.record.verdicts import BROKEN, UNDISTURBED, Ruling, Verdict
-from sdopt.schema import TESTS
-from sdopt.statistics.change_words import (
+from sdopt.report.sentences.changes import (
     DISTANCES,
     OF_THE_RANGE,
     OVER_ITS_BASELINE,
@@ -20,12 +19,13 @@ from sdopt.statistics.change_words import (
     Change,
     Text,
     amounts_text,
-    decibels_text,
     duration_text,
     excess,
     number_text,
     percent_text,
 )
+from sdopt.schema import TESTS
+from sdopt.statistics.words import decibels_text
 
 CHECKS = {
     "tripwires": "Some images are broken",

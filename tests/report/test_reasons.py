@@ -12,16 +12,16 @@ from sdopt.record.comparisons import Interval
 from sdopt.record.files import read_result
 from sdopt.record.scores import Score
 from sdopt.record.verdicts import SINCE, Judgement, Ruling, Verdict
+from sdopt.report.sentences.reasons import reasons_of, worst_prompt
+from sdopt.report.sentences.rulings import family, sentence
 from sdopt.schema import Rule
 from sdopt.statistics.bounds import subtract
 from sdopt.statistics.measures import SPEEDUP, Ratio
-from sdopt.statistics.reasons import reasons_of, worst_prompt
-from sdopt.statistics.ruling_sentences import family, sentence
 from sdopt.statistics.words import change_text
 from tests.gate.test_judge import variant
 from tests.records import recorded
-from tests.statistics import reasons_page
-from tests.statistics.reasons_page import ruled, rules
+from tests.report import reasons_page
+from tests.report.reasons_page import ruled, rules
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,6 +1,6 @@
 """Writes `sdopt/gate/SENTENCES.md`: what each rule of the packaged gates says when it fails and when it is undecided.
 
-`python -m tests.statistics.reasons_page` writes the page again; `test_reasons.py` fails if it is out of date.
+`python -m tests.report.reasons_page` writes the page again; `test_reasons.py` fails if it is out of date.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from sdopt.record.samples import Interference, TimedImage
 from sdopt.record.scores import BrokenImage, Score
 from sdopt.record.verdicts import Ruling, Verdict
 from sdopt.report.markdown import markdown
+from sdopt.report.sentences.reasons import reasons_of
+from sdopt.report.sentences.rulings import PROPERTY_OF, sentence
 from sdopt.schema import Gate, Rule
 from sdopt.statistics.bounds import Bounds, differences
 from sdopt.statistics.measures import FIRST_IMAGE, RULED
-from sdopt.statistics.reasons import reasons_of
-from sdopt.statistics.ruling_sentences import PROPERTY_OF, sentence
 from tests.command import ROOT
 from tests.gate.test_judge import FIT, study, variant
 
@@ -33,7 +33,7 @@ _HEAD = """# What the gates say
 
 What each rule of the [packaged gates](README.md) says when an option fails it, and when it is undecided; below, what
 every gate asks besides. The figures are examples.
-<!-- Written by python -m tests.statistics.reasons_page -->
+<!-- Written by python -m tests.report.reasons_page -->
 
 """
 
