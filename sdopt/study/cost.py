@@ -18,6 +18,7 @@ from sdopt.record.files import read_result
 from sdopt.record.records import StudyResult
 from sdopt.schema import Model, Protocol
 from sdopt.statistics.ratios import latency, peak_memory_gib
+from sdopt.statistics.words import gib_text
 from sdopt.study.plan import warmup_calls
 from sdopt.study.work import Sharing, programs_s, report_s, work_ahead
 from sdopt.variant import Variant
@@ -104,8 +105,8 @@ def cost_of(
         source = "no earlier run of this model and size on this device"
         weights = _weights_gib(result.config.model)
         if weights:
-            source += "; memory is the size of the files with weights alone"
-        return replace(cost, memory_gib=weights, based_on=source)
+            source += f"; its files hold {gib_text(weights)} of weights"
+        return replace(cost, based_on=source)
     study, folder = earlier
     baseline = study.baseline_variant
     steps = variants[0].workload.steps / baseline.config.workload.steps
