@@ -347,6 +347,9 @@ def put(
     The queries `mine` find the same run and those below it, also in an experiment that was renamed; a run that has the
     `digest` is complete, and stays as it is. `adopted` are queries for runs of others that are put below it, `note` is
     the experiment's.
+
+    Raises:
+        UsageError: what is logged ended later than `run`.
     """
     # Two processes that log one run at once would each find none: a server, unlike a file, has no lock.
     with exclusive("\n".join((address_of(tracking), *mine))):
@@ -369,6 +372,7 @@ def put(
         )
         new = run_id is None
         if run_id is None:
+            _require_none_later(here, run.ended)
             if note is not None:
                 _describe(client, home, note)
             run_id = _created(client, home, run, digest)
@@ -378,6 +382,18 @@ def put(
         for other in _found(client, adopted, experiment):
             client.set_tag(other.info.run_id, PARENT, run_id)
         return Logged(run_id, home, new)
+
+
+def _require_none_later(logged: Sequence["Run"], ended: int | None) -> None:
+    """Raises UsageError if what is logged ended later: it went on after the copy that would take its place."""
+    if ended is None:
+        return
+    for run in logged:
+        if DIGEST in run.data.tags and (run.info.end_time or 0) > ended:
+            raise UsageError(
+                f"an earlier state of what run {run.info.run_id} has: it stays; log the folder that went on, or delete "
+                "that run first"
+            )
 
 
 def _created(client: "MlflowClient", home: str, run: TrackedRun, digest: str) -> str:

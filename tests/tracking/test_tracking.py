@@ -44,7 +44,7 @@ from sdopt.tracking.client import (
     TrackingError,
     cause_of,
 )
-from sdopt.tracking.contents import common_tags, run_name, variant_run
+from sdopt.tracking.contents import common_tags, run_name, time_of, variant_run
 from sdopt.tracking.runs import (
     digest_of,
     download_run,
@@ -465,6 +465,18 @@ class TestOnce:
         log_study(result, folder, store.tracking)
         parent, _ = store.of_study(result)
         assert parent.data.tags["sdopt.status"] == "finished"
+
+    def test_an_older_copy_takes_nobodys_place(
+        self, store: Store, copied: Copied
+    ) -> None:
+        result, folder = copied
+        result.finished = "2026-01-02T00:00:00+00:00"
+        log_study(result, folder, store.tracking)
+        result.finished = "2026-01-01T00:00:00+00:00"
+        with pytest.raises(UsageError, match="an earlier state"):
+            log_study(result, folder, store.tracking)
+        parent, _ = store.of_study(result)
+        assert parent.info.end_time == time_of("2026-01-02T00:00:00+00:00")
 
 
 @needs_mlflow
