@@ -161,7 +161,9 @@ def end_resource_tracker() -> None:
     """
     module = sys.modules.get("multiprocessing.resource_tracker")
     tracker = module and module._resource_tracker
-    if not tracker or tracker._fd is None or multiprocessing.active_children():
+    if not tracker or tracker._fd is None or tracker._pid is None:
+        return  # there is none, or it is that of the process that this one was forked from
+    if multiprocessing.active_children():
         return
     os.close(tracker._fd)  # which ends it
     tracker._fd = None
