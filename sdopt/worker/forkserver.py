@@ -6,6 +6,7 @@ Imports nothing heavy, so that the server loads libraries while the parent does.
 import atexit
 import logging
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -106,7 +107,7 @@ def start_fork_server(torch_alone: bool = False) -> StartContext:
     server: Any = forkserver._forkserver
     if torch_alone and server._forkserver_pid is not None:
         return context
-    if server._preload_modules == _TORCH_ALONE:
+    if server._preload_modules != PRELOADED:  # since Python 3.14, any library may have started it
         _end_fork_server(os.getpid())
     context.set_forkserver_preload(_TORCH_ALONE if torch_alone else PRELOADED)
     # Ctrl-C reaches the whole foreground group: it must not end the server in the middle of an import.
@@ -163,6 +164,7 @@ def end_resource_tracker() -> None:
     tracker = module and module._resource_tracker
     if not tracker or tracker._fd is None or tracker._pid is None:
         return  # there is none, or it is that of the process that this one was forked from
+    multiprocessing.util._exit_function()  # it has the tracker forget this process's semaphores
     if multiprocessing.active_children():
         return
     os.close(tracker._fd)  # which ends it
