@@ -13,6 +13,7 @@ from sdopt.pipelines.catalog import (
     ALT_ENCODERS,
     ARCHITECTURES,
     PACKAGED,
+    PIPELINES,
     architecture_folder,
     class_name_of,
     class_named,
@@ -51,6 +52,9 @@ from sdopt.pipelines.weights import (
     weight_files,
 )
 from sdopt.schema import Model, wrong_name
+
+_MODULAR = "modular_model_index.json"
+"""The index of a modular pipeline of diffusers, whose steps have no class that is called as a whole."""
 
 # The networks in a single file of the original layout (Rombach et al. 2022), by the prefix of its tensors' names.
 _ORIGINAL: dict[str, tuple[str, ...]] = {
@@ -141,9 +145,11 @@ def require_folder(folder: Path, model: Model, without: Collection[str] = ()) ->
     if not folder.is_dir():
         raise UsageError(f"{at}: there is no such file or folder")
     if not (folder / "model_index.json").is_file():
-        raise UsageError(
-            f"{at}: holds no model_index.json, as a pipeline's folder does"
-        )
+        what = "holds no model_index.json, as a pipeline's folder does"
+        if (folder / _MODULAR).is_file():
+            kind = _read_json(folder / _MODULAR, at).get("_class_name")
+            what = f"is a {kind}, a modular pipeline, which sdopt does not run; sdopt runs {', '.join(PIPELINES)}"
+        raise UsageError(f"{at}: {what}")
     index = _read_json(folder / "model_index.json", at)
     kind = require_kind(index, at)
     alt = kind == ALT_DIFFUSION

@@ -107,7 +107,9 @@ def start_fork_server(torch_alone: bool = False) -> StartContext:
     server: Any = forkserver._forkserver
     if torch_alone and server._forkserver_pid is not None:
         return context
-    if server._preload_modules != PRELOADED:  # since Python 3.14, any library may have started it
+    if (
+        server._preload_modules != PRELOADED
+    ):  # since Python 3.14, any library may have started it
         _end_fork_server(os.getpid())
     context.set_forkserver_preload(_TORCH_ALONE if torch_alone else PRELOADED)
     # Ctrl-C reaches the whole foreground group: it must not end the server in the middle of an import.

@@ -460,6 +460,11 @@ class TestPaths:
             [file] = (folder / part).glob("*.safetensors")
             assert "holds a single network in diffusers' names" in refusal(file)
 
+    def test_of_a_modular_pipeline(self, tmp_path: Path) -> None:
+        index = '{"_class_name": "Flux3ModularPipeline"}'
+        (tmp_path / "modular_model_index.json").write_text(index)
+        assert "is a Flux3ModularPipeline" in refusal(tmp_path)
+
     def test_of_a_transformer_in_diffusers_names(self, tmp_path: Path) -> None:
         file = tmp_path / "alone.safetensors"
         save_file({"transformer_blocks.0.attn.to_q.weight": torch.zeros(4, 4)}, file)
