@@ -254,6 +254,13 @@ def require_plain(pipe: "DiffusionPipeline") -> None:
             f"{name}: sdopt.optimize takes a pipeline that is loaded; the command `sdopt optimize FILE` finds out what to "
             "turn on for a file"
         )
+    from diffusers import ModularPipeline
+
+    if isinstance(pipe, ModularPipeline):
+        raise UsageError(
+            f"{type(pipe).__name__}: a modular pipeline, whose guiders call the denoiser as no option knows; load the "
+            "pipeline of one class"
+        )
     if hasattr(pipe, OPTIMIZED):
         state = state_of(pipe)  # raises for a copy
         if state.before is None or state.before.lost():

@@ -10,7 +10,7 @@ from copy import copy, deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import huggingface_hub
 import numpy as np
@@ -24,6 +24,7 @@ from diffusers import (
     StableDiffusionImg2ImgPipeline,
     StableDiffusionPipeline,
 )
+from diffusers.modular_pipelines import FluxModularPipeline
 from PIL import Image
 
 import sdopt
@@ -345,6 +346,11 @@ class TestOptimize:
             type(StableDiffusionPipeline.from_pretrained(tmp_path))
             is StableDiffusionPipeline
         )
+
+    def test_a_modular_pipeline_is_refused_by_name(self) -> None:
+        modular = cast(Any, FluxModularPipeline())
+        with pytest.raises(UsageError, match="FluxModularPipeline: a modular pipe"):
+            sdopt.optimize(modular, attention="math")
 
     def test_what_cannot_be_is_said_before_anything_changes(
         self, pipe: StableDiffusionPipeline
