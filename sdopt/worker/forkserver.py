@@ -166,7 +166,8 @@ def end_resource_tracker() -> None:
     tracker = module and module._resource_tracker
     if not tracker or tracker._fd is None or tracker._pid is None:
         return  # there is none, or it is that of the process that this one was forked from
-    multiprocessing.util._exit_function()  # it has the tracker forget this process's semaphores
+    util: Any = multiprocessing.util
+    util._exit_function()  # it has the tracker forget this process's semaphores
     if multiprocessing.active_children():
         return
     os.close(tracker._fd)  # which ends it
