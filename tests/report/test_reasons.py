@@ -187,6 +187,18 @@ def test_the_largest_excess_comes_first_and_properties_are_told_as_shares() -> N
     assert speed.startswith("Its speed-up")
 
 
+def test_too_few_images_that_are_equal_are_not_said_to_differ() -> None:
+    few = "has no interval; more prompts would settle it"
+    rulings = [
+        Ruling("at_most", metric, Verdict.INCONCLUSIVE, few, 0.0, margin=0.0)
+        for metric in ("perceptual_effnet", "colour_error")
+    ]
+    judgement = Judgement("a", "b", "", None, Verdict.INCONCLUSIVE, rulings)  # type: ignore[arg-type]
+    assert reasons_of(judgement) == [
+        "Not enough prompts to tell: no image differs from the baseline's: more prompts would settle it"
+    ]
+
+
 def test_that_it_had_no_effect_comes_first() -> None:
     rulings = [
         Ruling("rarely", "colour_error", Verdict.INCONCLUSIVE, "few", 0.0, margin=0.05),

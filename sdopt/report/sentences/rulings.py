@@ -205,7 +205,10 @@ def _of_figures(ruling: Ruling, drift: bool) -> str:
         return f"{change} ({limit})"
     lacking = "runs" if family(ruling.metric) in RATIOS else "prompts"
     _, separator, needed = ruling.reason.rpartition("; ")
-    text = f"Not enough {lacking} to tell: {lower(change)} ({limit})"
+    found = f"{lower(change)} ({limit})"
+    if ruling.estimate == 0 and family(ruling.metric) in {**DISTANCES, **PROPERTY_OF}:
+        found = f"no image differs from {_others(drift)}"
+    text = f"Not enough {lacking} to tell: {found}"
     return f"{text}: {needed}" if separator else text
 
 
