@@ -372,9 +372,11 @@ _OF_CALLS = frozenset((
     "controlmode", "guessmode", "ipadapterscale", "lorascale", "crossattentionkwargs", "jointattentionkwargs",
     "attentionkwargs", "paddingmaskcrop", "noiselevel", "originalinferencesteps", "useresolutionbinning",
     "loraweight", "loraweights", "lorascales", "lorastrength", "lorastrengths", "adapterweights", "controlimage",
-    "initimage", "maskimage", "ipadapterimage",
+    "initimage", "maskimage", "ipadapterimage", "usekarrassigmas", "useexponentialsigmas", "usebetasigmas",
+    "uselusigmas", "useflowsigmas", "timestepspacing", "algorithmtype", "solverorder", "solvertype", "predictiontype",
+    "rescalebetaszerosnr", "finalsigmastype", "clipsample", "highnoisefrac", "numframes",
 ))  # fmt: skip
-"""Arguments of calls of diffusers' pipelines beyond `SETTINGS`, as scripts write them down."""
+"""Arguments of calls and schedulers of diffusers beyond `SETTINGS`, as scripts write them down."""
 
 _OPTIONS = re.compile(
     r"tokenmerging|^to[md][eo]$|vaetil|ngms|skipearlycfg|padconds|fp8|fp16|bf16|lowbits|hypertile|dtype|quanti|compile|"

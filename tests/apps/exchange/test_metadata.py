@@ -817,6 +817,22 @@ class TestFormats:
         written = format_of(open_image(file), file)
         assert (written.name, written.lossy) == (said, lossy)
 
+    @pytest.mark.parametrize(
+        ("mode", "name", "said"),
+        [
+            ("L", "a.png", "PNG in grey"),
+            ("L", "a.jpg", "JPEG of quality 75 in grey"),
+            ("CMYK", "a.tif", "TIFF in CMYK"),
+        ],
+    )
+    def test_name_colours_that_are_not_kept(
+        self, tmp_path: Path, mode: str, name: str, said: str
+    ) -> None:
+        file = tmp_path / name
+        Image.new("RGB", (16, 16), "teal").convert(mode).save(file)
+        written = format_of(open_image(file), file)
+        assert (written.name, written.lossy) == (said, True)
+
     def test_name_a_profile_of_other_colours(self, tmp_path: Path) -> None:
         from PIL import ImageCms
 

@@ -774,6 +774,21 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         web_ui("Skip layers: [7, 9, 10], Version: stable-diffusion.cpp"),
         "Skip layers [7, 9, 10] (baseline [7, 8, 9])",
     ),
+    "A1111 and Forge, a guidance that one of them has": (
+        web_ui("Version: v1.10.1"),
+        web_ui("sag_enabled: True, Version: f2.0.1v1.10.1"),
+        "sag_enabled true (baseline none)",
+    ),
+    "SwarmUI in two versions, tiles that join": (
+        swarm(),
+        swarm(swarm_version="0.9.7", seamlesstileable="true"),
+        "seamlesstileable true (baseline none)",
+    ),
+    "a script, a schedule of its scheduler": (
+        script(),
+        script(use_karras_sigmas=True),
+        "use_karras_sigmas true (baseline none)",
+    ),
 }
 
 
