@@ -267,7 +267,7 @@ def untold(
     return ", ".join(words)
 
 
-_TELL_LORAS = (
+_TELL_PASSES = (
     "A1111",
     "Forge",
     "ComfyUI",
@@ -278,16 +278,28 @@ _TELL_LORAS = (
     "mflux",
     "stable-diffusion.cpp",
 )
-"""Programs that name each LoRA, so that images of which they name none have none."""
+"""Programs that name each LoRA and further pass, so that images of which they name none have none."""
 
 
 def _said_by(origin: Origin) -> tuple[str, Mapping[str, str]]:
-    """Returns a program and its settings; where it would name LoRAs and names none, that there is none."""
-    settings = origin.settings
-    words = " ".join((*origin.others, *origin.others.values())).lower()
-    if origin.program in _TELL_LORAS and "lora" not in words:
-        settings = {"LoRA": "none", **settings}
+    """Returns a program and its settings; where it would name a LoRA or a pass and names none, that there is none."""
+    settings = dict(origin.settings)
+    words = " ".join((*settings, *origin.others, *origin.others.values())).lower()
+    if origin.program in _TELL_PASSES:
+        for name, hint in _PASSES.items():
+            if not re.search(hint, words):
+                settings[name] = "none"
     return origin.program, settings
+
+
+_PASSES = {
+    "LoRA": "lora",
+    "refiner": "refiner|(first|last) step",
+    "last step": "refiner|(first|last) step",
+    "hires upscale": "upscale|hires|hrf",
+    "ADetailer": "detail",
+}
+"""What is named where it is in use alone, and words by which it may be, under other names."""
 
 
 _NO_PROGRAM = ("", "table", "JSON")

@@ -330,6 +330,15 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
     "A1111, in ASCII": (
         commented(b"ASCII\0\0\0" + WEB_UI.encode()), "A1111", ("a harbour, dusk", "fog", 42), WEB_UI_SETTINGS
     ),
+    "A1111, in UTF-8 under another name": (
+        commented(b"UNICODE\0" + WEB_UI.encode()), "A1111", ("a harbour, dusk", "fog", 42), WEB_UI_SETTINGS
+    ),
+    "A1111, beside it, a prompt of two lines of Windows": (
+        with_file("a.txt", WEB_UI.replace("a harbour, dusk", "a harbour,\ndusk").replace("\n", "\r\n").encode()),
+        "A1111",
+        ("a harbour,\ndusk", "fog", 42),
+        WEB_UI_SETTINGS,
+    ),
     "A1111, beside it": (with_file("a.txt", WEB_UI), "A1111", ("a harbour, dusk", "fog", 42), WEB_UI_SETTINGS),
     "A1111, beside it, of Windows": (
         with_file("a.txt", WEB_UI.replace("\n", "\r\n").encode("utf-16")),

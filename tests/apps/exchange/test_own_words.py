@@ -779,6 +779,11 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         web_ui("sag_enabled: True, Version: f2.0.1v1.10.1"),
         "sag_enabled true (baseline none)",
     ),
+    "A1111 and ComfyUI, a refiner": (
+        web_ui("Refiner: xl, Refiner switch at: 0.8", sampler="Euler"),
+        comfy(),
+        "refiner none (baseline xl)",
+    ),
     "SwarmUI in two versions, tiles that join": (
         swarm(),
         swarm(swarm_version="0.9.7", seamlesstileable="true"),
@@ -1285,6 +1290,11 @@ def test_two_programs_are_said_and_one_is_not(tmp_path: Path) -> None:
             "num_inference_steps",
             (30, 20),
             ["times.csv: num_inference_steps 20 (baseline 30)"],
+        ),
+        (
+            "true_cfg_scale",
+            (4, 1),
+            ["times.csv: true_cfg_scale 1 (baseline 4)"],
         ),
         ("torch", ("2.4", "2.4"), []),
         ("watts", (300, 200), []),
