@@ -126,6 +126,13 @@ def _as_shown(image: "Image") -> "Image":
     return _in_srgb(upright, image.info.get("icc_profile")).convert("RGB")
 
 
+def is_srgb(profile: str) -> bool:
+    """Returns whether a profile of this description is that of sRGB: Krita and GIMP have a linear one, too."""
+    name = profile.lower()
+    linear = "linear" in name or "-g10" in name
+    return "srgb" in name and not linear
+
+
 def _in_srgb(picture: "Image", profile: bytes | None) -> "Image":
     """Returns the colours that a profile means, such as a telephone's Display P3, as those of sRGB."""
     from PIL import ImageCms
@@ -134,7 +141,7 @@ def _in_srgb(picture: "Image", profile: bytes | None) -> "Image":
         return picture
     try:
         source = ImageCms.ImageCmsProfile(BytesIO(profile))
-        if "sRGB" in ImageCms.getProfileDescription(source):
+        if is_srgb(ImageCms.getProfileDescription(source)):
             return picture
         return (
             ImageCms.profileToProfile(

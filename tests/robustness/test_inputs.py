@@ -89,6 +89,19 @@ def test_colours_are_those_of_the_profile(tmp_path: Path) -> None:
         assert np.abs(found - wanted).max() <= 2
 
 
+def test_a_profile_of_linear_srgb_is_not_taken_for_srgb(tmp_path: Path) -> None:
+    """Krita and GIMP keep 16 bits in it."""
+    own = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    name = "sRGB built-in".encode("utf-16-be")
+    curve = own.index(b"para")
+    straight = b"para" + bytes(8) + b"\0\1\0\0"
+    linear = own[:curve] + straight + own[curve + len(straight) :]
+    linear = linear.replace(name, "linear sRGB  ".encode("utf-16-be"))
+    grey = Image.new("RGB", (8, 8), (55, 55, 55))
+    found = np.asarray(seen(grey, tmp_path / "a.png", icc_profile=linear))
+    assert found[0, 0] == pytest.approx((128, 128, 128), abs=2)
+
+
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.jp2", "a.pgm"])
 def test_16_bits_become_8(name: str, tmp_path: Path) -> None:
     if name.endswith("pgm"):

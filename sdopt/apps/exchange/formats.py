@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from sdopt.record.images import is_srgb
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -46,7 +48,7 @@ class Format:
 def format_of(image: "Image", file: Path) -> Format:
     """Returns how an image was written that was opened from a file, and not changed since."""
     kind = image.format or "unknown"
-    extra = _profile(image)
+    extra = f"{_channels(image)}{_profile(image)}"
     if kind in ("JPEG", "MPO"):
         return Format(
             f"JPEG of quality {_quality(image)}{_sampling(image)}{extra}", lossy=True
@@ -103,6 +105,23 @@ def _sampling(image: "Image") -> str:
     return kept.get(get_sampling(image), "")
 
 
+_CHANNELS = {
+    "1": " in black and white",
+    "L": " in grey",
+    "LA": " in grey",
+    "I": " in grey",
+    "I;16": " in grey",
+    "I;16B": " in grey",
+    "CMYK": " in CMYK",
+    "YCbCr": " in YCbCr",
+}
+"""What an image has in place of red, green and blue, by its mode: its colours are lost, or rounded."""
+
+
+def _channels(image: "Image") -> str:
+    return _CHANNELS.get(image.mode, "")
+
+
 def _profile(image: "Image") -> str:
     """Returns the name of an image's colours where they are not those of sRGB."""
     from PIL import ImageCms
@@ -116,7 +135,7 @@ def _profile(image: "Image") -> str:
         ).strip()
     except (ImageCms.PyCMSError, OSError):  # damaged: viewers ignore it
         return ""
-    return "" if "srgb" in name.lower() else f" with the profile {name}"
+    return "" if is_srgb(name) else f" with the profile {name}"
 
 
 def _webp_frame(file: Path) -> bytes | None:

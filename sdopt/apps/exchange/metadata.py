@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,8 +166,12 @@ def origin_from(program: str, values: Mapping[str, Any]) -> Origin:
         settings,
         _others_of(program, values),
         str(_first(named, ("version", "appversion", "swarmversion")) or ""),
-        batch=_whole(named.get("batchsize")) or 1,
+        batch=prod(_whole(named.get(name)) or 1 for name in _BATCHES),
     )
+
+
+_BATCHES = ("batchsize", "numimagesperprompt", "nsamples", "numoutputs")
+"""What tells how many images a call made: diffusers multiplies the first two, NovelAI and Easy Diffusion have one."""
 
 
 _SEEDS = ("seed", "noiseseed", "generatorseed", "manualseed", "randomseed")

@@ -13,7 +13,6 @@ import numpy as np
 from sdopt.apps.exchange.metadata import Origin
 from sdopt.apps.exchange.pictures import ImportedPicture, repeated
 from sdopt.apps.exchange.settings import (
-    WEB_UIS,
     are_one_form,
     differing,
     others_apart,
@@ -268,7 +267,7 @@ def untold(
     return ", ".join(words)
 
 
-_TELL_LORAS = (
+_TELL_PASSES = (
     "A1111",
     "Forge",
     "ComfyUI",
@@ -279,16 +278,28 @@ _TELL_LORAS = (
     "mflux",
     "stable-diffusion.cpp",
 )
-"""Programs that name each LoRA, so that images of which they name none have none."""
+"""Programs that name each LoRA and further pass, so that images of which they name none have none."""
 
 
 def _said_by(origin: Origin) -> tuple[str, Mapping[str, str]]:
-    """Returns a program and its settings; where it would name LoRAs and names none, that there is none."""
-    settings = origin.settings
-    words = " ".join((*origin.others, *origin.others.values())).lower()
-    if origin.program in _TELL_LORAS and "lora" not in words:
-        settings = {"LoRA": "none", **settings}
+    """Returns a program and its settings; where it would name a LoRA or a pass and names none, that there is none."""
+    settings = dict(origin.settings)
+    words = " ".join((*settings, *origin.others, *origin.others.values())).lower()
+    if origin.program in _TELL_PASSES:
+        for name, hint in _PASSES.items():
+            if not re.search(hint, words):
+                settings[name] = "none"
     return origin.program, settings
+
+
+_PASSES = {
+    "LoRA": "lora",
+    "refiner": "refiner|(first|last) step",
+    "last step": "refiner|(first|last) step",
+    "hires upscale": "upscale|hires|hrf",
+    "ADetailer": "detail",
+}
+"""What is named where it is in use alone, and words by which it may be, under other names."""
 
 
 _NO_PROGRAM = ("", "table", "JSON")
@@ -325,10 +336,9 @@ def _own_words(
     if (one.program, one.version) == (other.program, other.version):
         return one.others, other.others
     names = {*one.others} & {*other.others}
-    if one.program in WEB_UIS:
-        for name in (*one.others, *other.others):
-            if _OF_WEB_UIS.match(plain_key(name)):
-                names.add(name)
+    for name in (*one.others, *other.others):
+        if _WHERE_ON.match(plain_key(name)):
+            names.add(name)
     return _chosen(one.others, names), _chosen(other.others, names)
 
 
@@ -347,8 +357,14 @@ def _chosen(values: Mapping[str, str], names: set[str]) -> dict[str, str]:
     return {name: value for name, value in values.items() if name in names}
 
 
-_OF_WEB_UIS = re.compile("tiling|facerestoration|hires|mask|inpaint|seedresize")
-"""What every version of these programs says where it is on, by the begin of its names."""
+_WHERE_ON = re.compile(
+    "tiling|facerestoration|hires|mask|inpaint|softinpaint|seedresize|hypernet|extranoise|sdupscale|ultimatesdupscale|"
+    "freeu|sag(enabled|scale)|pag|perturbed|selfattention|skiplayer|slg|cfgzero|dynthres|dynamicthresh|mimic|kohya|"
+    "latentmodifier|stylealign|rpactive|rpdivide|cutoff|llul|tileddiffusion|multidiffusion|animatediff|controlnet|"
+    "ipadapter|t2iadapter|seamless|initimage|hrf|upscale|creativity|structure$|denoisingstart|dype|zimageseedvariance|"
+    "sigmaschedule|schedulerho|schedulemin|schedulemax|sharpness|styleselector"
+)
+"""What programs say where it is on alone, by the begin of its names: of two versions or forks, one may have it."""
 
 
 _ALIKE = 0.9

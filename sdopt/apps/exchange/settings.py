@@ -361,7 +361,7 @@ _NOT_OF_IMAGES = frozenset((
 ))  # fmt: skip
 """What tells of a file, a queue or a person; and what is read by other means."""
 
-_OF_CALLS = frozenset((
+OF_CALLS = frozenset((
     "truecfgscale", "guidancescale2", "imageguidancescale", "priorguidancescale", "priornuminferencesteps", "pagscale",
     "pagadaptivescale", "skipguidancelayers", "skiplayerguidancescale", "skiplayerguidancestart",
     "skiplayerguidancestop", "cfgnormalization", "cfgtruncation", "cfgtruncratio", "sigmas", "denoisingstart",
@@ -372,9 +372,11 @@ _OF_CALLS = frozenset((
     "controlmode", "guessmode", "ipadapterscale", "lorascale", "crossattentionkwargs", "jointattentionkwargs",
     "attentionkwargs", "paddingmaskcrop", "noiselevel", "originalinferencesteps", "useresolutionbinning",
     "loraweight", "loraweights", "lorascales", "lorastrength", "lorastrengths", "adapterweights", "controlimage",
-    "initimage", "maskimage", "ipadapterimage",
+    "initimage", "maskimage", "ipadapterimage", "usekarrassigmas", "useexponentialsigmas", "usebetasigmas",
+    "uselusigmas", "useflowsigmas", "timestepspacing", "algorithmtype", "solverorder", "solvertype", "predictiontype",
+    "rescalebetaszerosnr", "finalsigmastype", "clipsample", "highnoisefrac", "numframes",
 ))  # fmt: skip
-"""Arguments of calls of diffusers' pipelines beyond `SETTINGS`, as scripts write them down."""
+"""Arguments of calls and schedulers of diffusers beyond `SETTINGS`, as scripts write them down."""
 
 _OPTIONS = re.compile(
     r"tokenmerging|^to[md][eo]$|vaetil|ngms|skipearlycfg|padconds|fp8|fp16|bf16|lowbits|hypertile|dtype|quanti|compile|"
@@ -400,7 +402,7 @@ def others_of(values: Mapping[str, Any]) -> dict[str, str]:
         plain = plain_key(key)
         known = plain in _NOT_OF_IMAGES or plain.endswith("version")
         known = known or _is_told(plain, value, settings)
-        option = _OPTIONS.search(plain) and plain not in _OF_CALLS
+        option = _OPTIONS.search(plain) and plain not in OF_CALLS
         if not plain or known or option:
             continue
         text = (
@@ -431,7 +433,7 @@ def others_of_calls(values: Mapping[str, Any]) -> dict[str, str]:
     return {
         name: text
         for name, text in others_of(values).items()
-        if plain_key(name) in _OF_CALLS
+        if plain_key(name) in OF_CALLS
     }
 
 

@@ -34,6 +34,7 @@ from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.record.comparisons import Comparison
 from sdopt.record.configuration import RecordedConfig
+from sdopt.record.files import short_digest
 from sdopt.record.images import digest_of
 from sdopt.record.records import (
     IMPORTED,
@@ -143,7 +144,10 @@ def import_study(
             images=_copied(side, first, output, number, copied),
             unlike=side.unlike,
             untold=side.untold,
-            inputs={IMAGES: _digest(side.pictures)},
+            inputs={
+                IMAGES: _digest(side.pictures),
+                **_work_of(side, baseline=not number),
+            },
             made_by=program_of(side.pictures),
             made_by_version=version_of(side.pictures),
         )
@@ -263,6 +267,25 @@ def _digest(pictures: Sequence[ImportedPicture]) -> str:
     for picture in pictures:
         digest.update(hashlib.sha256(picture.file.read_bytes()).digest())
     return digest.hexdigest()[:16]
+
+
+_OF_WORK = (
+    *("steps", "guidance scale", "distilled guidance", "size", "denoising strength"),
+    *("hires upscale", "hires steps", "refiner"),
+)
+"""Settings by which calls do more or less."""
+
+
+def _work_of(side: _Side, baseline: bool) -> dict[str, str]:
+    """Returns a digest of what the baseline's calls did, by which two results tell whether it is the same; or {}."""
+    told: set[tuple[str | None, ...]] = set()
+    for picture in side.pictures:
+        settings = picture.origin.settings
+        if settings:
+            told.add(tuple(map(settings.get, _OF_WORK)))
+    if not baseline or not told:
+        return {}
+    return {"settings": short_digest(repr(sorted(told, key=str)).encode())}
 
 
 def _require_pictures(first: ImportedPicture, side: _Side) -> None:

@@ -71,16 +71,21 @@ def _comment(value: Any) -> str:
         return ""
     kind, text = value[:8], value[8:]
     if kind.startswith(b"UNICODE"):
-        if text[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            return text.decode("utf-16", errors="replace")
-        # Settings are written in ASCII, whose upper bytes are zero.
-        order = (
-            "utf-16-be" if text[::2].count(0) >= text[1::2].count(0) else "utf-16-le"
-        )
-        return text.decode(order, errors="replace")
+        return text.decode(_encoding(text), errors="replace").strip("\0")
     if kind.startswith((b"ASCII", b"\0\0\0\0\0\0\0\0")):
         return text.decode("utf-8", errors="replace").strip("\0")
     return value.decode("utf-8", errors="replace").strip("\0")
+
+
+def _encoding(text: bytes) -> str:
+    """Returns how a comment is encoded that says Unicode alone; some write UTF-8 there."""
+    if text[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    if 0 not in text.rstrip(b"\0"):
+        return "utf-8"
+    # Settings are written in ASCII, whose upper bytes are zero.
+    big = text[::2].count(0) >= text[1::2].count(0)
+    return "utf-16-be" if big else "utf-16-le"
 
 
 _COMMENT = "exif:UserComment"
@@ -103,15 +108,16 @@ def _of_xmp(text: str) -> Iterator[tuple[str, str]]:
 
 
 def text_beside(file: Path) -> str:
-    """Returns the text of a file beside an image; "" without one."""
+    """Returns the text of a file beside an image, with lines that end as in an image; "" without one."""
     try:
         raw = file.read_bytes()[:_LONGEST_TEXT] if file.is_file() else b""
     except OSError:
         return ""
-    return raw.decode(
+    text = raw.decode(
         "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig",
         errors="replace",
     )
+    return text.replace("\r\n", "\n")
 
 
 def json_object(text: Any) -> dict[str, Any]:

@@ -7,7 +7,12 @@ from pathlib import Path
 from statistics import median
 
 from sdopt.apps.exchange.pictures import ImportedRow, columns_of, read_table
-from sdopt.apps.exchange.settings import number_or_word, plain_key, settings_of
+from sdopt.apps.exchange.settings import (
+    OF_CALLS,
+    number_or_word,
+    plain_key,
+    settings_of,
+)
 from sdopt.errors import UsageError
 from sdopt.record.samples import Call, Measurement, Memory, ShapeSamples
 
@@ -137,11 +142,12 @@ def _images_of(row: ImportedRow) -> int:
     return prod(counts.values())
 
 
-_OF_TIMES = _AMOUNTS | {
+_OF_TIMES = _AMOUNTS | OF_CALLS | {
     "device", "devicememorygib", "gpu", "card", "host", "hostname", "machine", "cpu", "threads", "driver", "cuda",
     "torch", "pytorch", "width", "height", "gpus", "numgpus", "gpucount", "concurrency",
+    "powerlimit", "powerlimitw",
 }  # fmt: skip
-"""Columns of a table of times that tell where calls ran, and how many images each made."""
+"""Columns of a table of times that tell where calls ran, with which arguments, and how many images each made."""
 
 
 def unlike_times(

@@ -330,6 +330,15 @@ LEFT: dict[str, tuple[Write, str, tuple[str | None, str, int | None], dict[str, 
     "A1111, in ASCII": (
         commented(b"ASCII\0\0\0" + WEB_UI.encode()), "A1111", ("a harbour, dusk", "fog", 42), WEB_UI_SETTINGS
     ),
+    "A1111, in UTF-8 under another name": (
+        commented(b"UNICODE\0" + WEB_UI.encode()), "A1111", ("a harbour, dusk", "fog", 42), WEB_UI_SETTINGS
+    ),
+    "A1111, beside it, a prompt of two lines of Windows": (
+        with_file("a.txt", WEB_UI.replace("a harbour, dusk", "a harbour,\ndusk").replace("\n", "\r\n").encode()),
+        "A1111",
+        ("a harbour,\ndusk", "fog", 42),
+        WEB_UI_SETTINGS,
+    ),
     "A1111, beside it": (with_file("a.txt", WEB_UI), "A1111", ("a harbour, dusk", "fog", 42), WEB_UI_SETTINGS),
     "A1111, beside it, of Windows": (
         with_file("a.txt", WEB_UI.replace("\n", "\r\n").encode("utf-16")),
@@ -816,6 +825,22 @@ class TestFormats:
         file.write_bytes(grey_in_colours(depth))
         written = format_of(open_image(file), file)
         assert (written.name, written.lossy) == (said, lossy)
+
+    @pytest.mark.parametrize(
+        ("mode", "name", "said"),
+        [
+            ("L", "a.png", "PNG in grey"),
+            ("L", "a.jpg", "JPEG of quality 75 in grey"),
+            ("CMYK", "a.tif", "TIFF in CMYK"),
+        ],
+    )
+    def test_name_colours_that_are_not_kept(
+        self, tmp_path: Path, mode: str, name: str, said: str
+    ) -> None:
+        file = tmp_path / name
+        Image.new("RGB", (16, 16), "teal").convert(mode).save(file)
+        written = format_of(open_image(file), file)
+        assert (written.name, written.lossy) == (said, True)
 
     def test_name_a_profile_of_other_colours(self, tmp_path: Path) -> None:
         from PIL import ImageCms

@@ -774,6 +774,26 @@ UNLIKE: dict[str, tuple[Chunks, Chunks, str]] = {
         web_ui("Skip layers: [7, 9, 10], Version: stable-diffusion.cpp"),
         "Skip layers [7, 9, 10] (baseline [7, 8, 9])",
     ),
+    "A1111 and Forge, a guidance that one of them has": (
+        web_ui("Version: v1.10.1"),
+        web_ui("sag_enabled: True, Version: f2.0.1v1.10.1"),
+        "sag_enabled true (baseline none)",
+    ),
+    "A1111 and ComfyUI, a refiner": (
+        web_ui("Refiner: xl, Refiner switch at: 0.8", sampler="Euler"),
+        comfy(),
+        "refiner none (baseline xl)",
+    ),
+    "SwarmUI in two versions, tiles that join": (
+        swarm(),
+        swarm(swarm_version="0.9.7", seamlesstileable="true"),
+        "seamlesstileable true (baseline none)",
+    ),
+    "a script, a schedule of its scheduler": (
+        script(),
+        script(use_karras_sigmas=True),
+        "use_karras_sigmas true (baseline none)",
+    ),
 }
 
 
@@ -1270,6 +1290,11 @@ def test_two_programs_are_said_and_one_is_not(tmp_path: Path) -> None:
             "num_inference_steps",
             (30, 20),
             ["times.csv: num_inference_steps 20 (baseline 30)"],
+        ),
+        (
+            "true_cfg_scale",
+            (4, 1),
+            ["times.csv: true_cfg_scale 1 (baseline 4)"],
         ),
         ("torch", ("2.4", "2.4"), []),
         ("watts", (300, 200), []),

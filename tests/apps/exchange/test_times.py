@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sdopt.apps.exchange.metadata import origin_from
 from sdopt.apps.exchange.times import times_in
 from sdopt.errors import UsageError
 from sdopt.report.sentences.notes import notes_of
@@ -102,3 +103,16 @@ def test_images_of_batches_ask_of_how_many_times_are(tmp_path: Path) -> None:
     timed(base, 2.0, images="1")
     timed(other, 1.0, images="1")
     assert judged(base, other).candidates[0].unlike == []
+
+
+@pytest.mark.parametrize(
+    ("values", "batch"),
+    [
+        ({"num_images_per_prompt": 4}, 4),
+        ({"batch_size": 2, "num_images_per_prompt": 4}, 8),
+        ({"n_samples": 3}, 3),
+        ({"num_outputs": 2, "seed": 1}, 2),
+    ],
+)
+def test_images_tell_how_many_a_call_made(values: dict[str, int], batch: int) -> None:
+    assert origin_from("JSON", values).batch == batch

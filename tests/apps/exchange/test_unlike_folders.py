@@ -18,6 +18,7 @@ from sdopt.apps.exchange.study import GivenFolder, import_study
 from sdopt.contract import Contract
 from sdopt.errors import UsageError
 from sdopt.gate.comparability import comparable
+from sdopt.gate.differences import differences
 from sdopt.gate.rule_context import RuleContext
 from sdopt.record.records import StudyResult
 from sdopt.record.verdicts import Ruling, Verdict
@@ -233,6 +234,21 @@ class TestSettings:
         ] == [
             "Settings not compared: of the images of other, 8 of 8 do not say how they were made, as the baseline's do."
         ]
+
+
+def test_results_of_other_settings_are_not_compared(tmp_path: Path) -> None:
+    """Both sides of a result took as many steps, and those of an earlier result more."""
+    results: list[StudyResult] = []
+    for steps in ("30", "15", "30"):
+        folder = tmp_path / str(len(results))
+        base = web_ui(folder / "base", Steps=steps)
+        other = web_ui(folder / "other", Steps=steps)
+        results.append(judged(base, other))
+    first, fewer, same = results
+    [(reason, waiver)] = differences(fewer, first)
+    assert reason.startswith("contents of settings")
+    assert waiver == ""
+    assert differences(same, first) == []
 
 
 def test_baselines_of_other_images_have_other_digests(tmp_path: Path) -> None:
