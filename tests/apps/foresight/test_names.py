@@ -366,6 +366,8 @@ def test_faults_are_those_of_the_die_in_the_types_that_have_them() -> None:
         assert "black" in faults_of(named, None)[0]
     for card in ("rtx2060", "rtx3060", "p100", "t4", "rx7900_xtx"):
         assert faults_of(SHEETS[card].name, SHEETS[card]) == [], card
+    assert "gfx1151" in faults_of(SHEETS["strix_halo"].name, SHEETS["strix_halo"])[0]
+    assert "gfx1151" in faults_of("AMD Radeon 8050S Graphics", None)[0]
     assert faults_of(SHEETS["rx6900_xt"].name, SHEETS["rx6900_xt"], ["float16"]) == []
     assert faults_of("NVIDIA GeForce RTX 2060", None) == []
 
@@ -391,6 +393,9 @@ def test_bfloat16_is_slow_where_a_die_has_no_instructions_for_it() -> None:
         ("rtx5090", (2, 6), False, True),
         ("rtx5090", (2, 7), True, True),
         ("b200", (2, 4), False, True),
+        ("gb10", (2, 7), True, True),
+        ("jetson_thor", (2, 8), False, False),
+        ("jetson_thor", (2, 9), True, False),
         ("gtx1080", (2, 7), True, True),
         ("gtx1080", (2, 8), True, False),
         ("v100", (2, 10), True, True),
