@@ -211,7 +211,7 @@ def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
     """Returns the options whose card a name means; several where it says neither the memory nor the form."""
     if text in sheets:
         return [text, *siblings(text, sheets)]
-    if _SHARE.search(text.lower()):
+    if _SHARE.search(text.lower()) or _names_several(text):
         return []
     if listed := _OF_A_CHIP.search(text):
         maker, cards = listed[1], dict[str, None]()
@@ -241,6 +241,14 @@ def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
     if asked.memory is not None:
         same = [option for option in same if has_memory(sheets[option], asked.memory)]
     return same
+
+
+_MODELS = re.compile(r"\b(?:rtx|gtx|rx|or|vs) ?(\d{3,4})(?!\d)")
+
+
+def _names_several(text: str) -> bool:
+    """Returns whether a name tells of unlike cards, as in `RTX 3090 or 4070 Ti`; cards of one chip are no such."""
+    return len({*_MODELS.findall(text.lower())}) > 1 and not _OF_A_CHIP.search(text)
 
 
 def of_other_memory(text: str, sheets: Mapping[str, Sheet]) -> str:
@@ -453,5 +461,7 @@ def why_out_of_scope(text: str) -> str:
     """Returns why no card of a name is described; "" if one may be."""
     if _SHARE.search(text.lower()):
         return _SHARES
+    if _names_several(text):
+        return "names several cards; separate them by commas, as in 'plan.hardware=[t4,l4]'"
     plain = re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
     return first_match(OUT_OF_SCOPE, plain)

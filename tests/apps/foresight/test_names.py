@@ -348,6 +348,12 @@ def test_a_part_of_a_card_is_not_the_card(name: str) -> None:
     assert "part of a card" in why_out_of_scope(name)
 
 
+@pytest.mark.parametrize("name", ["RTX 3090 + RTX 3060", "RTX 3090 or 4070 Ti"])
+def test_a_name_of_several_cards_is_not_the_first_of_them(name: str) -> None:
+    assert cards_named(name, SHEETS) == []
+    assert why_unknown(name).endswith("'plan.hardware=[t4,l4]'")
+
+
 @pytest.mark.parametrize("name", ["m1", "Apple M2 Max", "mps", "Arc A770", "TPU v3"])
 def test_what_is_out_of_scope_is_said(name: str) -> None:
     assert "out of scope" in why_out_of_scope(name)
