@@ -99,6 +99,14 @@ FAULTS = (
             "https://github.com/AUTOMATIC1111/stable-diffusion-webui/issues/15434",
         ),
     ),
+    Fault(
+        ("Strix Halo",),
+        r"\b80[56]0S\b",
+        (),
+        "builds of PyTorch without kernels for this die (gfx1151) fail in their first call: set "
+        "HSA_OVERRIDE_GFX_VERSION=11.0.0 there",
+        ("https://github.com/pytorch/pytorch/issues/164346",),
+    ),
 )
 """Faults that a library does not report."""
 
@@ -144,6 +152,12 @@ _BLACKWELL = (10, 0)
 _FIRST_FOR_BLACKWELL = (2, 7)
 """https://github.com/pytorch/pytorch/issues/150733, https://github.com/lllyasviel/Fooocus/issues/3862"""
 
+_THOR = 11
+"""The major compute capability of Jetson Thor, for which kernels of other Blackwells do not run."""
+
+_FIRST_FOR_THOR = (2, 9)
+"""https://github.com/dusty-nv/jetson-containers/issues/1373, https://github.com/OpenRAL/openral/pull/167"""
+
 _LEAVES_OUT = {(7, 0): (2, 8), (7, 5): (2, 11)}
 """By compute capability that is still whole: the PyTorch since which only builds for CUDA 12.6 have the older ones.
 
@@ -154,9 +168,12 @@ https://github.com/easydiffusion/torchruntime/issues/22, https://github.com/pyto
 def without_kernels(sheet: Sheet, torch: tuple[int, int]) -> str:
     """Returns why no build of a PyTorch (major, minor) runs on a card; "" if one does, or nobody knows."""
     capability = sheet.capability
-    if capability is None or capability < _BLACKWELL or torch >= _FIRST_FOR_BLACKWELL:
+    if capability is None or capability < _BLACKWELL:
         return ""
-    return f"PyTorch {_version(torch)} has no kernels for this card: {_version(_FIRST_FOR_BLACKWELL)} is the first"
+    first = _FIRST_FOR_THOR if capability[0] == _THOR else _FIRST_FOR_BLACKWELL
+    if torch >= first:
+        return ""
+    return f"PyTorch {_version(torch)} has no kernels for this card: {_version(first)} is the first"
 
 
 def builds_of(sheet: Sheet, torch: tuple[int, int]) -> str:
@@ -164,10 +181,13 @@ def builds_of(sheet: Sheet, torch: tuple[int, int]) -> str:
     capability = sheet.capability
     if capability is None:
         return ""
+    cuda = "13" if capability[0] == _THOR else ""
     for whole, since in _LEAVES_OUT.items():
         if capability < whole and torch >= since:
-            return f"of PyTorch {_version(torch)}, only builds for CUDA 12.6 have kernels for this card"
-    return ""
+            cuda = "12.6"
+    if not cuda:
+        return ""
+    return f"of PyTorch {_version(torch)}, only builds for CUDA {cuda} have kernels for this card"
 
 
 def _version(parts: tuple[int, int]) -> str:

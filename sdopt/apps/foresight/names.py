@@ -4,6 +4,7 @@ A name holds a model (`rtx 4060`), a kind (Ti, Super, laptop, PCIe), and perhaps
 of several memories, which differ in what fits; a laptop's card shares the name of another one, and not its rates.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,12 +45,20 @@ _LAPTOPS = re.compile(
     r"xps(?= 1[3-7])|omen(?= 1[5-7])|tuf(?= (?:gaming )?[af]1[5-7])|strix(?= (?:scar|g1[5-8]))|framework(?= 1\d)|"
     r"triton|stealth|raider|vector|cyborg|crosshair|ideapad|vivobook|zenbook|studiobook|surface|inspiron|latitude|"
     r"aspire|pavilion|alienware(?= [mx]?1[4-8])|aorus(?= 1[5-7])|aero(?= 1[4-7])|nitro(?= [5v]|1[4-8])|"
-    r"precision(?= (?:5[4-7]|7[5-7])\d0)|(?:dell|gigabyte)(?= g\d))"
+    r"precision(?= (?:5[4-7]|7[5-7])\d0)|(?:dell|gigabyte)(?= g\d)|"
+    r"gram|yoga|galaxy book\d?(?: ultra)?|xmg(?! trinity)|clevo|sager(?: np)?|mechrevo|rog flow|spectre|envy(?= 1[3-7])|"
+    r"msi (?:pulse|sword|bravo|creator)|swift (?:x|go)\b|predator(?= 1[4-8])|proart(?= p))"
     r"(?: (?:pro|slim|neo|gaming|scar|\d{4}(?= (?:quadro )?rtx)))*(?: ?[a-z]?\d{1,2}[a-z]?(?![a-z0-9]| ?gb?\b))?(?: hx\b)?"
 )
 """Laptops whose names people give with the card's: the card is that of a laptop."""
 
 _MEMORY = re.compile(r"\b(\d{1,3})(?: ?g(?:i?b)?|(?<=[av] 100 \d\d))\b")
+
+_OF_MACHINE = re.compile(r"\b\d{1,4} ?gi?b (?:of )?(?:(?:system|ddr\d) )?ram\b")
+"""Memory beside the card's, as people write it: `RTX 4070, 64 GB RAM`."""
+
+_MEBIBYTES = re.compile(r"\b(\d{4,6}) ?mi?b\b")
+"""How nvidia-smi prints the memory of a card: `22528 MiB`."""
 
 _ROUNDING = 0.15
 """Share by which the memory that a program sees may be below the one that is sold."""
@@ -133,10 +142,11 @@ def parsed_name(text: str) -> CardName:
     """Takes the name of a card apart."""
     name = text.lower()
     bracketed = re.search(
-        r"\[([^\]]*\d[^\]]*)\]", name
+        r"\[([a-z][^\]]*\d[^\]]*)\]", name
     )  # as lspci prints the name of a chip's card
     name = re.sub(r"[^a-z0-9.]+", " ", bracketed[1] if bracketed else name)
-    name = _LAPTOPS.sub(" laptop ", name)
+    name = _LAPTOPS.sub(" laptop ", _OF_MACHINE.sub(" ", name))
+    name = re.sub(r"\bquadro (?=\d)", "fermi ", name)  # what came before the letters
     name = re.sub(r"\b\d{1,2}x ?(?=[a-z]+ ?\d)", "", name)  # 8xH100
     name = re.sub(rf"{_TIMES}|\b(?:dual|two|quad|four|eight) ", " ", name)
     name = re.sub(r"(?<=[a-z])(?=\d{3,4}(?!\d| ?gb))", " ", name)  # rtx4060
@@ -148,8 +158,8 @@ def parsed_name(text: str) -> CardName:
     )  # 4060ti
     of_amd = re.search(r"\b(?:amd|ati|radeon|xtx?|gre)\b", name) is not None
     name = _WORDLESS.sub(" ", name)
-    memory = _MEMORY.search(name)
-    name = " ".join(_MEMORY.sub(" ", name).split())
+    memory = _gigabytes(name)
+    name = " ".join(_MEMORY.sub(" ", _MEBIBYTES.sub(" ", name)).split())
     kinds = set()
     for kind, pattern in _KINDS.items():
         shorter = re.sub(rf"\b(?:{pattern})\b", " ", name)
@@ -167,11 +177,15 @@ def parsed_name(text: str) -> CardName:
     suffix = suffix.replace("m", "")
     # "RTX A4000" is the A4000.
     letters = model[2] or model[1] or _usual_family(int(model[3]), of_amd)
-    return CardName(
-        f"{letters} {model[3]}{suffix}",
-        frozenset(kinds),
-        int(memory[1]) if memory else None,
-    )
+    return CardName(f"{letters} {model[3]}{suffix}", frozenset(kinds), memory)
+
+
+def _gigabytes(name: str) -> int | None:
+    """Returns the memory in a name; what a driver prints goes before what is in its name, as in `GH200 480GB`."""
+    if printed := _MEBIBYTES.search(name):
+        return math.ceil(int(printed[1]) / 1024)
+    memory = _MEMORY.search(name)
+    return int(memory[1]) if memory else None
 
 
 def _usual_family(number: int, of_amd: bool) -> str:
@@ -187,15 +201,17 @@ def names_of(option: str, sheet: Sheet) -> list[CardName]:
     return [parsed_name(name) for name in (plain, sheet.name, *sheet.device_names)]
 
 
-_OF_A_CHIP = re.compile(r"\[(\w+)([^\]]*\d[^\]]*/[^\]]*)\]")
-"""How lspci prints the cards that have a chip: `[Radeon RX 6800/6800 XT / 6900 XT]`."""
+_OF_A_CHIP = re.compile(
+    r"(?:\[|\b(?=radeon|geforce))(\w+)([^\]]*\d[^\]]*/[^\]]*)", re.IGNORECASE
+)
+"""How lspci prints the cards that have a chip: `[Radeon RX 6800/6800 XT / 6900 XT]`; neofetch without brackets."""
 
 
 def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
     """Returns the options whose card a name means; several where it says neither the memory nor the form."""
     if text in sheets:
         return [text, *siblings(text, sheets)]
-    if _SHARE.search(text.lower()):
+    if _SHARE.search(text.lower()) or _names_several(text):
         return []
     if listed := _OF_A_CHIP.search(text):
         maker, cards = listed[1], dict[str, None]()
@@ -225,6 +241,14 @@ def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
     if asked.memory is not None:
         same = [option for option in same if has_memory(sheets[option], asked.memory)]
     return same
+
+
+_MODELS = re.compile(r"\b(?:rtx|gtx|rx|or|vs) ?(\d{3,4})(?!\d)")
+
+
+def _names_several(text: str) -> bool:
+    """Returns whether a name tells of unlike cards, as in `RTX 3090 or 4070 Ti`; cards of one chip are no such."""
+    return len({*_MODELS.findall(text.lower())}) > 1 and not _OF_A_CHIP.search(text)
 
 
 def of_other_memory(text: str, sheets: Mapping[str, Sheet]) -> str:
@@ -437,5 +461,7 @@ def why_out_of_scope(text: str) -> str:
     """Returns why no card of a name is described; "" if one may be."""
     if _SHARE.search(text.lower()):
         return _SHARES
+    if _names_several(text):
+        return "names several cards; separate them by commas, as in 'plan.hardware=[t4,l4]'"
     plain = re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
     return first_match(OUT_OF_SCOPE, plain)

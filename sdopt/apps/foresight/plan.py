@@ -574,6 +574,10 @@ def plan(*overrides: str, config_dir: str | Path | None = None) -> "pd.DataFrame
     return pd.DataFrame([prediction.row() for prediction in predictions])
 
 
+_BETWEEN_CARDS = re.compile(r",(?!\s*\d+ ?[mg]i?b\b)", re.IGNORECASE)
+"""What separates cards; nvidia-smi separates a card's memory from its name so, too: `Tesla T4, 15360 MiB`."""
+
+
 def plan_of(
     overrides: Sequence[str], config_dir: Path | None = None
 ) -> tuple[list[Prediction], list[str], str]:
@@ -607,7 +611,7 @@ def plan_of(
         asked[key] = override.partition("=")[2].strip("'\"")
     names = [
         name
-        for word in asked.get("plan.hardware", "").strip("[]").split(",")
+        for word in _BETWEEN_CARDS.split(asked.get("plan.hardware", "").strip("[]"))
         if (name := word.strip(" '\""))
     ]
     if names and (

@@ -8,6 +8,7 @@ from sdopt.apps.foresight.names import (
     nearest_cards,
     other_forms,
     other_memory_kind,
+    parsed_name,
     sold_memory,
     why_out_of_scope,
 )
@@ -188,6 +189,32 @@ MEANT = {
     "Ryzen AI Max+ 395": ["strix_halo"],
     "AMD Radeon 8060S": ["strix_halo"],
     "GTX 1650 Ti": [],
+    "NVIDIA GeForce RTX 2080 Ti, 22528 MiB": [],
+    "NVIDIA GeForce RTX 4090 D, 49140 MiB": [],
+    "RTX 3080 20480MiB": [],
+    "RTX 3080, 10240 MiB": ["rtx3080"],
+    "RTX 4070 with 64GB RAM": ["rtx4070"],
+    "32GB of system RAM, RTX 3060 12GB": ["rtx3060"],
+    "3090 24GB VRAM": ["rtx3090"],
+    "01:00.0 VGA compatible controller [0300]: NVIDIA Corporation AD104 [GeForce RTX 4070 SUPER] [10de:2783]": [
+        "rtx4070_super"
+    ],
+    "AMD ATI Radeon RX 6800/6800 XT / 6900 XT": ["rx6800", "rx6800_xt", "rx6900_xt"],
+    "NVIDIA GeForce RTX 4090/PCIe/SSE2": ["rtx4090"],
+    "Quadro 4000": [],
+    "Quadro RTX 6000/8000": ["quadro_rtx6000"],
+    "Clevo RTX 3080": ["rtx3080_laptop", "rtx3080_laptop_8gb"],
+    "XMG Neo 16 RTX 4090": ["rtx4090_laptop"],
+    "LG Gram 17 RTX 3050": ["rtx3050_laptop"],
+    "MSI Pulse 15 4070": ["rtx4070_laptop"],
+    "Sapphire Pulse RX 7600": ["rx7600"],
+    "Lenovo Yoga Pro 9i RTX 4060": ["rtx4060_laptop"],
+    "Galaxy Book4 Ultra RTX 4070": ["rtx4070_laptop"],
+    "ROG Flow X16 4070": ["rtx4070_laptop"],
+    "Acer Swift X 14 RTX 4060": ["rtx4060_laptop"],
+    "XFX Swift RX 9070 XT": ["rx9070_xt"],
+    "Predator 18 RTX 5090": ["rtx5090_laptop"],
+    "ASUS ProArt P16 RTX 4070": ["rtx4070_laptop"],
     "gpu": [],
     "banana": [],
 }
@@ -290,6 +317,14 @@ def test_each_sheet_is_meant_by_its_own_names() -> None:
             assert option in cards_named(name, SHEETS), (option, name)
 
 
+def test_each_sheet_is_meant_by_its_name_and_memory_as_a_driver_prints_them() -> None:
+    for option, sheet in SHEETS.items():
+        for name in sheet.device_names:
+            printed = f"{name}, {1024 * sheet.memory_gib:.0f} MiB"
+            numbered = parsed_name(name).model
+            assert not numbered or option in cards_named(printed, SHEETS), printed
+
+
 def test_other_forms_are_of_one_model() -> None:
     assert other_forms("h100", SHEETS) == ["h100_nvl", "h100_pcie"]
     assert "a2000_6gb" in other_forms("a2000", SHEETS)
@@ -313,6 +348,12 @@ def test_a_part_of_a_card_is_not_the_card(name: str) -> None:
     assert "part of a card" in why_out_of_scope(name)
 
 
+@pytest.mark.parametrize("name", ["RTX 3090 + RTX 3060", "RTX 3090 or 4070 Ti"])
+def test_a_name_of_several_cards_is_not_the_first_of_them(name: str) -> None:
+    assert cards_named(name, SHEETS) == []
+    assert why_unknown(name).endswith("'plan.hardware=[t4,l4]'")
+
+
 @pytest.mark.parametrize("name", ["m1", "Apple M2 Max", "mps", "Arc A770", "TPU v3"])
 def test_what_is_out_of_scope_is_said(name: str) -> None:
     assert "out of scope" in why_out_of_scope(name)
@@ -331,6 +372,8 @@ def test_faults_are_those_of_the_die_in_the_types_that_have_them() -> None:
         assert "black" in faults_of(named, None)[0]
     for card in ("rtx2060", "rtx3060", "p100", "t4", "rx7900_xtx"):
         assert faults_of(SHEETS[card].name, SHEETS[card]) == [], card
+    assert "gfx1151" in faults_of(SHEETS["strix_halo"].name, SHEETS["strix_halo"])[0]
+    assert "gfx1151" in faults_of("AMD Radeon 8050S Graphics", None)[0]
     assert faults_of(SHEETS["rx6900_xt"].name, SHEETS["rx6900_xt"], ["float16"]) == []
     assert faults_of("NVIDIA GeForce RTX 2060", None) == []
 
@@ -356,6 +399,9 @@ def test_bfloat16_is_slow_where_a_die_has_no_instructions_for_it() -> None:
         ("rtx5090", (2, 6), False, True),
         ("rtx5090", (2, 7), True, True),
         ("b200", (2, 4), False, True),
+        ("gb10", (2, 7), True, True),
+        ("jetson_thor", (2, 8), False, False),
+        ("jetson_thor", (2, 9), True, False),
         ("gtx1080", (2, 7), True, True),
         ("gtx1080", (2, 8), True, False),
         ("v100", (2, 10), True, True),

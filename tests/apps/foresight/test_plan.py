@@ -482,6 +482,13 @@ def test_an_unknown_card_leaves_the_others_and_names_the_nearest() -> None:
         plan_of([*USUAL, "hardware=m2"])
 
 
+def test_the_memory_that_a_driver_prints_after_a_comma_is_that_of_the_card() -> None:
+    cards = "plan.hardware=[t4,'RTX 3060, 12288 MiB',RTX 3060, 8192 MiB]"
+    predictions, notes, _ = plan_of([*USUAL, cards])
+    assert [made.card for made in predictions] == ["t4", "rtx3060", "rtx3060_8gb"]
+    assert not any(note.startswith("left out") for note in notes)
+
+
 def test_a_known_fault_of_a_card_is_said_in_the_types_that_have_it() -> None:
     half, full = (
         plan(*USUAL, f"precision={kind}", "hardware=gtx1660_super").iloc[0]
