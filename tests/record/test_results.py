@@ -99,8 +99,8 @@ def test_a_result_of_another_schema_is_refused_in_one_line(
         f"has schema version {version}, and this sdopt reads {SCHEMA_VERSION}: sdopt {environment.sdopt_version}"
         in problem
     )
-    assert not commit or f"(commit {commit[:12]}), which wrote it" in problem
-    with pytest.raises(UsageError, match="the version of sdopt that wrote it reads it"):
+    assert not commit or f"(commit {commit[:12]}) wrote it and reads it" in problem
+    with pytest.raises(UsageError, match="the sdopt that wrote it reads it"):
         parse_result(json.dumps({"schema_version": version}).encode())
     assert "\n" not in problem
 
