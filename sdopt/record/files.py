@@ -196,8 +196,19 @@ def _require_schema(document: Any) -> None:
         version = document.get("schema_version", version)
     if version != SCHEMA_VERSION:
         raise UsageError(
-            f"has schema version {version}, and this sdopt reads {SCHEMA_VERSION}"
+            f"has schema version {version}, and this sdopt reads {SCHEMA_VERSION}: "
+            f"{_writer_of(document)} reads it; or measure it again"
         )
+
+
+def _writer_of(document: dict[str, Any]) -> str:
+    """Returns the version of sdopt that wrote a document of another schema, as far as it says so."""
+    environment = document.get("environment")
+    if not isinstance(environment, dict) or not environment.get("sdopt_version"):
+        return "the sdopt that wrote it"
+    commit = environment.get("sdopt_commit")
+    at_commit = f" (commit {str(commit)[:12]})" if commit else ""
+    return f"sdopt {environment['sdopt_version']}{at_commit} wrote it and"
 
 
 def problems_of(result: StudyResult) -> Iterator[str]:

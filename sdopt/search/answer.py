@@ -195,13 +195,13 @@ class _Answer:
         if start:
             said += f"; {start[0]} more {start[1]}, {start[2]}"
         gate = judgements.studies[judgements.folders[winner]].result.config.gate
-        which = (
-            "that the gate passes" if gate.judges else "with a gain (no gate judged)"
-        )
+        which, gained = "that the gate passes", "passed"
+        if not gate.judges:
+            which, gained = "with a gain (no gate judged)", "gained"
         best = f"Of {self._tried} combinations that were tried, it was ranked first among those {which}"
         if self._tried == 1:
             best = "The only combination that was tried"
-        more = f" {len(others)} more passed." if others else ""
+        more = f" {len(others)} more {gained}." if others else ""
         return f"{said}. {best}.{more}{self._left()}"
 
     def _unjudged(self, best: SearchEntry) -> str:

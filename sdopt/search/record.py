@@ -180,10 +180,10 @@ def read_record(folder: Path) -> SearchRecord:
 
 
 _MEANING = {
-    "undecided": "the gate judged it, and neither a gain nor a harm is shown",
+    "undecided": "it was judged, and a gain without harm is neither shown nor excluded",
     "not judged": "it has no gain, or others were chosen to be judged",
     "beaten": "another one is better by more than chance explains",
-    "fail": "it cannot run, exceeds a limit, or its images or its speed are worse than the gate allows",
+    "fail": "it cannot run, exceeds a limit, or its images, speed or memory are worse than is allowed",
 }
 
 _TONES: dict[Fate, Tone] = {

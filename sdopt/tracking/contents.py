@@ -435,13 +435,24 @@ all. MLflow draws a chart of each metric."""
 def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]:
     """Returns the few figures of a variant that its run has as metrics, the speed-up with its bounds."""
     row = summary.row(variant.name) or summary.first[variant.name]
+    if variant.status is Status.INTERRUPTED:
+        metrics = _partial_metrics(row)
+    else:
+        metrics = _whole_metrics(row)
+    if not variant.is_control:
+        return metrics
+    # It is no option, so it has no bar beside those of options.
+    return {f"repeated/{name}": value for name, value in metrics.items()}
+
+
+def _whole_metrics(row: Row) -> dict[str, float]:
     metrics = tracked_metrics(values_of(row))
     for name in (*_FIGURES, *_image_figures(row)):
         if name in row.flat:
             metrics[name] = row.flat[name]
     if row.decision in (Verdict.PASS, Verdict.FAIL):
         metrics[PASSED] = float(row.decision is Verdict.PASS)
-    if variant.status.measured:
+    if row.status.measured:
         if row.peak_gib is not None:
             metrics["memory_gib"] = row.peak_gib
         for at in row.further:
@@ -449,10 +460,16 @@ def logged_metrics(summary: Summary, variant: VariantResult) -> dict[str, float]
                 if ratio.measure.claim:
                     named = with_shape(name, at.shape.name)
                     metrics[named] = ratio.interval.estimate
-    if not variant.is_control:
-        return metrics
-    # It is no option, so it has no bar beside those of options.
-    return {f"repeated/{name}": value for name, value in metrics.items()}
+    return metrics
+
+
+def _partial_metrics(row: Row) -> dict[str, float]:
+    """Returns what an interrupted study has timed of a variant, by names that rank it beside no complete one."""
+    metrics = {}
+    for name in (SPEEDUP.name, "latency/p50_s", MEMORY_RATIO.name):
+        if name in row.figures:
+            metrics[f"partial/{name}"] = row.figures[name]
+    return metrics
 
 
 def _image_figures(row: Row) -> Iterator[str]:

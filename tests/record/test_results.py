@@ -93,10 +93,15 @@ def test_a_result_of_another_schema_is_refused_in_one_line(
     with pytest.raises(UsageError) as caught:
         parse_result(json.dumps(content).encode())
     [problem] = caught.value.problems
+    environment = result.environment
+    commit = environment.sdopt_commit
     assert (
-        f"has schema version {version}, and this sdopt reads {SCHEMA_VERSION}"
+        f"has schema version {version}, and this sdopt reads {SCHEMA_VERSION}: sdopt {environment.sdopt_version}"
         in problem
     )
+    assert not commit or f"(commit {commit[:12]}) wrote it and reads it" in problem
+    with pytest.raises(UsageError, match="the sdopt that wrote it reads it"):
+        parse_result(json.dumps({"schema_version": version}).encode())
     assert "\n" not in problem
 
 

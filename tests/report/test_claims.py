@@ -640,6 +640,21 @@ def test_no_command_is_handed_out_where_none_is_known() -> None:
     assert "measure it again" not in sentence
 
 
+def test_what_is_missing_is_not_to_be_measured_again() -> None:
+    """As a calibration, without which the same command leaves the same rule open."""
+    result = measured()
+    missing = Ruling("non_inferior", "mse", Verdict.NOT_COMPARABLE, "no calibration")
+    leave_open(result, missing)
+    for row in result.candidates:
+        row.command = "sdopt run precision=bf16"
+    assert "no calibration" in summary_of(result).sentence
+    assert "measure it again" not in summary_of(result).sentence
+    too_few = Ruling("faster", "speedup", Verdict.INCONCLUSIVE, "few")
+    for judgement in result.judgements:
+        judgement.rulings.append(too_few)
+    assert "measure it again" in summary_of(result).sentence
+
+
 @pytest.mark.parametrize(
     ("prompts", "given"),
     [(200, " quality.prompt_count=200"), (10**6, ""), (None, "")],
@@ -673,7 +688,7 @@ def test_what_cannot_be_compared_is_not_to_be_measured_again(
     apart: dict[str, Any],
 ) -> None:
     result = measured()
-    leave_open(result, Ruling("same work", "", Verdict.NOT_COMPARABLE, "other work"))
+    leave_open(result, Ruling("at_most", "mse", Verdict.INCONCLUSIVE, "few"))
     for row in result.candidates:
         row.command = "sdopt run precision=bf16"
         reconfigure(row, "workload", **apart)

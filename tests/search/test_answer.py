@@ -13,9 +13,10 @@ from sdopt.search.command import parameters_of, trial_run
 from sdopt.search.config import search_config, search_file
 from sdopt.search.judgements import Judgements
 from sdopt.search.racing import RatioStanding, Scatter
-from sdopt.search.record import Fate, SearchEntry, SearchRecord
+from sdopt.search.record import Fate, SearchEntry, SearchRecord, _words
 from sdopt.search.run import Search
 from sdopt.search.space import Combination
+from tests.gate.test_judge import gate_named
 from tests.records import reconfigure
 from tests.report.test_claims import ended_early, measured, two_shapes
 
@@ -124,6 +125,36 @@ def test_beside_a_gain_it_is_said_how_many_options_were_not_tried(verdict: str) 
     )
     assert answered([tried], options, rows, **decided).endswith(left)
     assert "not tried" not in answered([tried], [name], rows, **decided)
+
+
+@pytest.mark.parametrize(
+    ("gate", "said"), [("none", "1 more gained."), ("default", "1 more passed.")]
+)
+def test_nothing_passes_where_no_gate_judged(gate: str, said: str) -> None:
+    result = measured()
+    result.config = replace(result.config, gate=gate_named(gate))
+    summary = summary_of(result)
+    names = [row.name for row in summary.candidates]
+    decided: dict[str, Any] = {
+        "passed": names,
+        "folders": dict.fromkeys(names, "final"),
+        "studies": {"final": summary},
+        "baseline_of": lambda _: summary.baseline,
+    }
+    rows = {row.name: row for row in summary.rows}
+    entries = [entry(name, "pass", 3) for name in names]
+    assert answered(entries, names, rows, **decided).endswith(said)
+
+
+def test_of_what_is_open_no_word_denies_the_gain_that_the_answer_tells() -> None:
+    """Where a gain is shown, and its images are not decided."""
+    record = cast(
+        SearchRecord,
+        SimpleNamespace(entries=[entry("tome", "undecided", 3)], distance="mse"),
+    )
+    [meaning] = _words(record)
+    assert "gate judged" not in meaning
+    assert "a gain without harm is neither shown nor excluded" in meaning
 
 
 def test_what_makes_several_images_is_told_per_image() -> None:

@@ -250,6 +250,7 @@ def test_goes_on_with_a_budget_that_does_not_suffice_either(
     assert again.budget.processes == {}
     [note] = [note for note in summary_of(again).notes if "budget" in note]
     assert note.startswith(said)
+    assert "<" not in note, "no place to fill in"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,13 @@ from sdopt.tracking.client import (
     TrackingError,
     cause_of,
 )
-from sdopt.tracking.contents import common_tags, run_name, time_of, variant_run
+from sdopt.tracking.contents import (
+    common_tags,
+    logged_metrics,
+    run_name,
+    time_of,
+    variant_run,
+)
 from sdopt.tracking.runs import (
     digest_of,
     download_run,
@@ -56,6 +62,7 @@ from sdopt.tracking.store import ask, end_process, require_store, shown_by, ui_p
 from tests.command import SMOKE, Finished, refused, sdopt
 from tests.fakes import fake_study, fake_workers
 from tests.records import known, reconfigure
+from tests.report.test_claims import ended_early
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -898,6 +905,21 @@ def test_what_was_interrupted_is_killed_and_says_once_how_far_it_came(
     assert run.status == "KILLED"
     assert run.tags[NOTE].count(it.reason) == 1
     assert sampling_text(result).startswith("0 to ")
+
+
+def test_what_an_interrupted_study_has_timed_ranks_beside_nothing_complete() -> None:
+    result = ended_early()
+    summary = summary_of(result)
+    row = summary.row("deep cache")
+    assert row is not None
+    assert row.speedup is not None
+    assert logged_metrics(summary, row.variant) == {
+        "partial/speedup": row.speedup.interval.estimate,
+        "partial/latency/p50_s": row.figures["latency/p50_s"],
+        "partial/memory_ratio": row.figures["memory_ratio"],
+    }
+    [control] = [variant for variant in result.variants if variant.is_control]
+    assert "repeated/partial/speedup" in logged_metrics(summary, control)
 
 
 def test_of_a_lora_runs_have_the_file(tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def _most(record: LoadRecord) -> str:
     if not compared:
         most = f"{baseline.row.name} carries {rate_text(baseline)} requests/s {within}"
         doubts = "".join(_doubts(record, [baseline]))
-        return f"{most}{_of_others(others)}{doubts}."
+        unknown = len(figures) < len(record.rows)
+        return f"{most}{_of_others(others, unknown)}{doubts}."
     ratio, best = max(compared, key=lambda pair: pair[0].estimate)
     carries = "carries" if best.ratio_bound == "=" else "carries at least"
     replicates = min(len(best.row.replicates), len(baseline.row.replicates))
@@ -100,12 +101,16 @@ def _doubts(record: LoadRecord, figures: Sequence[RowFigures]) -> Iterator[str]:
         yield f"; other work disturbed all windows of {' and '.join(disturbed)}"
 
 
-def _of_others(others: Sequence[RowFigures]) -> str:
-    """Returns what is known of rows that all carry less than some share of the baseline's requests; "" without any."""
+def _of_others(others: Sequence[RowFigures], unknown: bool) -> str:
+    """Returns what is known of rows that all carry less than some share of the baseline's requests; "" without any.
+
+    `unknown` is whether nothing was measured of some row.
+    """
     bounds = [row.ratio.estimate for row in others if row.ratio is not None]
     if len(bounds) < len(others) or max(bounds, default=0.0) > 1:
         return "; whether another row carries more cannot be told from these rates"
-    return "; no other row carries more" if others else ""
+    which = "other measured row" if unknown else "other row"
+    return f"; no {which} carries more" if others else ""
 
 
 _SIGNS = {"=": "", ">": "more than ", "<": "less than ", "?": "about "}
@@ -122,7 +127,7 @@ def rate_text(figures: RowFigures) -> str:
 
 def _header_texts(record: LoadRecord) -> Sequence[str]:
     """Returns what the figures of a record rest on."""
-    replicates = max((len(row.replicates) for row in record.rows), default=0)
+    replicates = [len(of_row.row.replicates) for of_row in record.figures]
     windows = record.windows
     most = max((window.requests for window in windows), default=0)
     disturbed = record.disturbed(windows)
@@ -208,12 +213,15 @@ def _remarks(record: LoadRecord) -> Iterator[str]:
             yield f"{row.name}: an answer has up to {most} images, and counts as one: per image, it costs less"
 
 
-def _replicates_text(count: int, arrivals: str) -> str:
+def _replicates_text(counts: Sequence[int], arrivals: str) -> str:
+    """Returns how often rows were measured, by their `counts`: of some that an end came before, less often."""
+    least, count = min(counts, default=0), max(counts, default=0)
     if count == 1:
         return "1 replicate, with the same trace for all rows"
+    number = str(count) if least == count else f"{least} to {count}"
     if arrivals != "poisson":
-        return f"{count} replicates, all with the same trace"
-    return f"{count} replicates, each with a fresh trace, the same for all rows"
+        return f"{number} replicates, all with the same trace"
+    return f"{number} replicates, each with a fresh trace, the same for all rows"
 
 
 def blocks_of(record: LoadRecord, brief: bool = False) -> list[Block]:

@@ -151,10 +151,12 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
     command = row.command
     if not command:  # as of other programs' images, and of what no command composes
         return text
+    rulings = row.judgement.rulings if row.judgement else []
+    verdicts = {ruling.verdict for ruling in rulings if ruling.verdict.is_open}
+    if verdicts == {Verdict.NOT_COMPARABLE}:  # as without a calibration
+        return text
     when = " while nothing else runs here" if row.disturbance else ""
-    prompts = 0
-    for ruling in row.judgement.rulings if row.judgement else []:
-        prompts = max(prompts, ruling.prompts or 0)
+    prompts = max((ruling.prompts or 0 for ruling in rulings), default=0)
     # With the prompts that would settle what is open.
     if 0 < prompts <= TOO_MANY_PROMPTS:
         from sdopt.pipelines.prompts import prompts_left  # reports do without pipelines

@@ -38,7 +38,7 @@ def _budget_notes(result: StudyResult, rows: Sequence[Row]) -> Iterator[str]:
             undecided.append(row.name)
     if undecided:
         text += f"; it may be why these are not decided: {'; '.join(undecided)}"
-    yield f"{text}. `sdopt run resume=<folder> protocol.budget_s=<more>` measures the rest."
+    yield f"{text}. Resuming with a larger protocol.budget_s measures the rest."
 
 
 def _spared(result: StudyResult, budget: Budget) -> Iterator[str]:

@@ -557,6 +557,8 @@ class TestTheAnswer:
             replicate.windows[0] = replace(replicate.windows[0], attainment=0.5)
         assert found.figures[1].ratio_bound == "<"
         assert answer_of(found).endswith("; no other row carries more.")
+        found.rows.append(LoadRow("row 2", "row 2", "greedy", reason="it ended"))
+        assert answer_of(found).endswith("; no other measured row carries more.")
 
     def test_a_row_below_a_bound_is_not_the_best(self) -> None:
         found = record([2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [2.2, 2.2, 2.2])
@@ -567,6 +569,8 @@ class TestTheAnswer:
         assert "| less than 1.75× |" in written(blocks_of(found))
 
     def test_the_notes_say_no_more_than_what_was_done(self) -> None:
+        ended = record([2.0, 4.0, 3.0], [4.0])
+        assert "1 to 3 replicates, each with a fresh" in written(blocks_of(ended))
         once, thrice = record([2.0], [4.0]), record([2.0, 4.0, 3.0])
         assert "intervals" in written(blocks_of(thrice))
         assert "two-sided" in written(blocks_of(thrice))
