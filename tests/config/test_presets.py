@@ -29,9 +29,10 @@ LIGHT = "hf_memory_speed"
 LESS = {
     "blade_sd15": ["workload.size=[64,96]"],
     "blade_sd15_pipelines": ["workload.steps=2"],
+    "paraattention_flux": ["workload.steps=2"],
     "pytorch2_sd21": ["workload.batch_size=[1,2]"],
 }
-"""Lists of sizes and batches for a CPU, and steps enough for the start image's strength."""
+"""Lists of sizes and batches for a CPU, and steps enough for the start image's strength, or to skip a block."""
 
 
 def run(folder: Path, name: str, *overrides: str) -> Finished:
@@ -153,7 +154,8 @@ def test_goes_on_without_the_rows_that_cannot_run_and_lists_them(
     skipped = [row for row in result.variants if row.status is Status.SKIPPED]
     ran = [row for row in result.variants if row.status is Status.OK]
     assert len(skipped) + len(ran) == len(result.variants), finished.shown
-    assert len(ran) >= 3, "the baseline, its control and another row"
+    rows = 0 if name == "hf_flux_lora_fa3" else 1  # its rows all need a card
+    assert len(ran) >= 2 + rows, "the baseline and its control"
     table, published = (
         (finished.folder / f"{page}.md").read_text() for page in ("table", "published")
     )
