@@ -19,7 +19,9 @@ from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
 def answer_of(result: StudyResult, rows: Sequence[Row], best: Row | None) -> str:
     """Returns the answer of a study, from its rows, best first, and the one that is recommended."""
-    return f"{_reservations(result)}{_answer(rows, best)}{_disturbed(result)}"
+    timed = any(row.speed for row in rows if not row.is_baseline)
+    text = f"{_reservations(result)}{_answer(rows, best)}"
+    return f"{text}{_disturbed(result)}" if timed else text
 
 
 def _answer(rows: Sequence[Row], best: Row | None) -> str:
