@@ -227,7 +227,10 @@ def _settings(wanted: RecordedConfig, made: RecordedConfig) -> list[str]:
     for key in differing(wanted, made):
         if key in values:
             sign = "" if key in known else "+"
-            settings.append(f"{sign}{key}={written_value(values[key])}")
+            value = values[key]
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)  # as people write it: 130, not 130.0
+            settings.append(f"{sign}{key}={written_value(value)}")
     return settings
 
 

@@ -164,6 +164,11 @@ def test_composes_what_was_measured(composer: Composers, study: str) -> None:
     )
 
 
+def test_whole_numbers_are_written_as_people_write_them(composer: Composers) -> None:
+    _, written = commands(composer(["experiment=quickstart"]))
+    assert all(line.endswith(" protocol.budget_s=130") for line in written)
+
+
 def test_keys_that_a_preset_of_ones_own_sets(tmp_path: Path) -> None:
     """Neither of these is on the command line that was given."""
     (tmp_path / "experiment").mkdir()
