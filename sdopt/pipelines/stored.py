@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 TITLE = "modelspec.title"
 """What the author calls a model, by Stability AI's standard for metadata; GGUF files name it otherwise."""
 
+ARCHITECTURE = "architecture"
+"""Which network a GGUF file holds, by the name that llama.cpp has for it: `t5encoder`."""
+
+_AS_THEY_ARE = ("t5", "t5encoder", "qwen2", "qwen3")
+"""Architectures whose weights llama.cpp stores under other names alone; it adds 1 to norms of Gemma, and reorders rows of
+Llama."""
+
 VAE = ("first_stage_model.", "vae.")
 
 _AVERAGES = "model_ema."
@@ -160,8 +167,12 @@ def header_of(file: Path) -> Header:
         types[tensor.name] = tensor.tensor_type.name
         shapes[tensor.name] = [int(size) for size in reversed(tensor.shape)]
     metadata = {}
-    if (name := reader.fields.get("general.name")) is not None:
-        metadata[TITLE] = bytes(name.parts[name.data[0]]).decode(errors="replace")
+    for key, field in {
+        TITLE: "general.name",
+        ARCHITECTURE: "general.architecture",
+    }.items():
+        if (said := reader.fields.get(field)) is not None:
+            metadata[key] = bytes(said.parts[said.data[0]]).decode(errors="replace")
     return Header(metadata, types, shapes)
 
 
@@ -194,6 +205,37 @@ def unread_blocks(file: Path) -> list[str]:
                 f"holds {name} in {kind}, which diffusers does not read: give the model in another type, as Q8_0 or Q4_K"
             ]
     return []
+
+
+def names_of_encoder(file: Path, network: Any) -> dict[str, str]:
+    """Returns the names of a text encoder's tensors in a GGUF file, as llama.cpp gives them, by those of transformers.
+
+    What has no name in `network`, which may be without values, keeps its own.
+
+    Raises:
+        UsageError: the file is of an architecture whose weights are stored in another way.
+    """
+    header = header_of(file)
+    import gguf
+
+    architecture = header.metadata.get(ARCHITECTURE, "")
+    if architecture not in _AS_THEY_ARE:
+        raise UsageError(
+            f"{file.name}: of a text encoder of the architecture {architecture or 'unknown'}, whose weights sdopt does "
+            f"not read from GGUF, as those of {', '.join(_AS_THEY_ARE)}: give it as .safetensors"
+        )
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    # There are no more layers than tensors.
+    known = gguf.get_tensor_name_map(kinds[architecture], len(header.shapes))
+    names = {}
+    for name in [*network.state_dict(), "lm_head.weight"]:
+        stored = None
+        for wanted in (name, f"model.{name}"):
+            stored = stored or known.get_name(wanted, try_suffixes=(".weight", ".bias"))
+        if stored in header.shapes:
+            names[name] = stored
+    left = header.shapes.keys() - set(names.values())
+    return names | {name: name for name in left}
 
 
 def wrong_blocks(file: Path) -> list[str]:

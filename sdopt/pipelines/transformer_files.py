@@ -28,6 +28,7 @@ from sdopt.pipelines.stored import (
     VAE,
     Stored,
     header_of,
+    names_of_encoder,
     networks_in,
     transformer_in,
     wrong_blocks,
@@ -110,8 +111,16 @@ def stored_parts(model: Model, folder: Path) -> dict[str, Stored]:
             found.pop(part, None)
             continue
         file = Path(path).expanduser()
+        is_encoder = part.startswith("text_encoder")
+        if is_encoder and file.is_file() and file.suffix == ".gguf":
+            network = empty_network(folder / part, *parts_in(folder)[part])
+            found[part] = Stored(file, names_of_encoder(file, network))
+            continue
         if not file.is_file() or file.suffix != ".safetensors":
-            raise UsageError(f"model.parts.{part}={path}: must be a .safetensors file")
+            others = ", or a .gguf file" if is_encoder else ""
+            raise UsageError(
+                f"model.parts.{part}={path}: must be a .safetensors file{others}"
+            )
         names = {}
         for name in header_of(file).shapes:
             plain = (

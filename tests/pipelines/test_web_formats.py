@@ -486,3 +486,49 @@ class TestBlocks:
         found = loaded("z_image", file, "text_encoder").state_dict()
         for name in own:
             assert torch.allclose(found[name], meant[start + name], atol=1e-3), name
+
+    @pytest.mark.parametrize(
+        ("name", "part", "architecture"),
+        [
+            ("flux", "text_encoder_2", "t5encoder"),
+            ("z_image", "text_encoder", "qwen3"),
+        ],
+    )
+    def test_of_a_text_encoder_apart_as_llama_cpp_writes_it(
+        self,
+        loaded: Callable[..., Any],
+        tmp_path: Path,
+        name: str,
+        part: str,
+        architecture: str,
+    ) -> None:
+        gguf = pytest.importorskip("gguf")
+        pipe = tiny(name)
+        own = getattr(pipe, part).state_dict()
+        kinds = {said: kind for kind, said in gguf.MODEL_ARCH_NAMES.items()}
+        known = gguf.get_tensor_name_map(kinds[architecture], 8)
+        there, named = {}, {}
+        for key, tensor in own.items():
+            for wanted in (key, f"model.{key}"):
+                stored = known.get_name(wanted, try_suffixes=(".weight", ".bias"))
+                if stored:
+                    named[key], there[stored] = stored, tensor
+        file = tmp_path / "encoder.gguf"
+        meant = gguf_file(there, file, "Q8_0", architecture=architecture)
+        whole = save(original(pipe.transformer), tmp_path / "whole.safetensors")
+        found = loaded(name, whole, part, **{part: str(file)}).state_dict()
+        assert len(named) > len(own) / 2
+        for key, stored in named.items():
+            assert torch.allclose(found[key], meant[stored], rtol=1e-3, atol=1e-4), key
+
+    def test_of_a_text_encoder_that_is_stored_otherwise_is_refused(
+        self, tiny_folder: Folder, flux_file: Path, tmp_path: Path
+    ) -> None:
+        pytest.importorskip("gguf")
+        own = tiny("flux").text_encoder_2.state_dict()
+        file = tmp_path / "encoder.gguf"
+        gguf_file(own, file, "Q8_0", architecture="llama")
+        [problem] = problems_of(
+            flux_file, tiny_folder("flux"), text_encoder_2=str(file)
+        )
+        assert "of the architecture llama" in problem

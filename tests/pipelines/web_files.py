@@ -106,12 +106,17 @@ def k_blocks(shape: tuple[int, ...], kind: str) -> np.ndarray:
 
 
 def gguf_file(
-    tensors: Tensors, path: Path, kind: str, plain: Iterable[str] = (), title: str = ""
+    tensors: Tensors,
+    path: Path,
+    kind: str,
+    plain: Iterable[str] = (),
+    title: str = "",
+    architecture: str = "flux",
 ) -> Tensors:
     """Writes a GGUF file, and returns the weights that it means; those that have no whole blocks stay in float32."""
     import gguf
 
-    writer = gguf.GGUFWriter(path, "flux")
+    writer = gguf.GGUFWriter(path, architecture)
     if title:
         writer.add_name(title)
     meant, quantized = {}, gguf.GGMLQuantizationType[kind]
