@@ -191,8 +191,7 @@ def _growing(candidate: VariantResult, reference: VariantResult) -> Ruling:
     if not steps.size or not reference_steps.size:
         return unjudged(
             rule,
-            "the memory of a process was not measured after two or more calls; "
-            "that takes two rounds or more",
+            "it takes two rounds or more, with the memory of a process measured after each",
         )
     limit = SMALLEST_GROWTH_MIB
     if reference.peaks_gib:

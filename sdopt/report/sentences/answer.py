@@ -149,7 +149,7 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
     if _is_apart(row, baseline):
         return f"{_with_reason(described(row, baseline), row)}."
     because, *_ = row.because.split("; ")  # the tables have all reasons
-    text = f"{described(row, baseline)}. Not confirmed yet: {because}."
+    text = f"{described(row, baseline)}. Not confirmed yet: {lower(because)}."
     command = row.command
     if not command:  # as of other programs' images, and of what no command composes
         return text
