@@ -364,7 +364,7 @@ class TestDryRun:
         assert "emoji 32×32, 1 steps (DDIM), batch 1" in planned.shown
         assert "calls of the pipeline: about 24, by 3 processes" in planned.shown
         assert re.search(
-            r"time: about .+; memory: about \d\d MiB per process \(predicted; no earlier run",
+            r"time: about .+; memory: unknown \(predicted; no earlier run .+ hold \d\d MiB of weights",
             planned.shown,
         )
         known = sdopt(
