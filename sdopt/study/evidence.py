@@ -33,11 +33,18 @@ class Inspection:
     """Completes the measurements of some processes, once, side by side.
 
     Every process shows evidence at every shape. Only the first process of each variant gives stages, energy and images;
-    the images of all processes' timed calls are compared with those.
+    the images of all processes' timed calls are compared with those. After each batch of images `foretell` tells anew when
+    the command ends: the machine may have become busy.
     """
 
-    def __init__(self, session: Session, group: Sequence[VariantProcess]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        group: Sequence[VariantProcess],
+        foretell: Callable[[], None],
+    ) -> None:
         self._session, self._study = session, session.study
+        self._foretell = foretell
         self._group = [
             process
             for process in group
@@ -54,7 +61,8 @@ class Inspection:
             self._take_totals(process)
         drawing = [p for p in first if not study.draws_floors(p.row)]
         # An earlier session may have been interrupted after its images.
-        draw_images(self._session, [p for p in drawing if not _is_drawn(study, p)])
+        drawing = [p for p in drawing if not _is_drawn(study, p)]
+        draw_images(self._session, drawing, self._foretell)
         # After the images, because the image of this call is compared with one of them: options may change over calls.
         for process in first:
             self._take_stages(process)
@@ -216,8 +224,10 @@ def _is_drawn(study: Study, process: VariantProcess) -> bool:
     return whole and all(is_there(study.folder, record) for record in images)
 
 
-def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
-    """Draws the images of variants side by side."""
+def draw_images(
+    session: Session, group: Sequence[VariantProcess], foretell: Callable[[], None]
+) -> None:
+    """Draws the images of variants side by side, and calls `foretell` after each batch."""
     passes = {process: _image_pass(session.study, process) for process in group}
     while drawing_now := [
         process for process, drawing in passes.items() if drawing.ahead
@@ -227,6 +237,7 @@ def draw_images(session: Session, group: Sequence[VariantProcess]) -> None:
         ):
             passes[process].receive(batch)
             process.row.kept_images = passes[process].records
+        foretell()
         session.study.checkpoint(every_s=KEEPING_S)
     for process, drawing in passes.items():
         if process.takes_part:

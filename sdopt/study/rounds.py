@@ -196,7 +196,7 @@ class Rounds(_Timing):
             key=lambda process: (not process.first, process.row.is_control),
         )
         for group in batched(waiting, study.sharing.processes):
-            Inspection(session, group).take()
+            Inspection(session, group, self._spending.foretell).take()
             self._spending.foretell()
             study.checkpoint()
             with session.progress.timeline.during("ending workers"):
@@ -303,7 +303,7 @@ class Blocks(_Timing):
             process.measurement.memory_after = process.worker.ask(
                 PipelineHost.memory_so_far
             )
-        Inspection(self._session, [process]).take()
+        Inspection(self._session, [process], self._spending.foretell).take()
 
 
 def _set_baseline_times(

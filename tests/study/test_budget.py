@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,7 @@ def measured(
     of: Any = None,
     pace: float = 1.0,
     slowed: float = 1.0,
+    slowed_images: float = 1.0,
     compiled_s: Mapping[str, float] = {},
     **protocol: Any,
 ) -> tuple[StudyResult, float, Any]:
@@ -115,6 +117,7 @@ def measured(
         if request == "generate":
             images = worker.draw.batch_size if worker.draw else 1
             took_s[request] = timeline.draw(worker, 0.4 * call_s * images)
+            took_s[request] *= slowed_images
         timeline.spent_s += slowed * took_s.get(request, 0.0)
 
     fakes = Fakes(dict.fromkeys(("baseline", *seconds), costs), seconds)
@@ -327,6 +330,21 @@ def test_forecasts_hold_from_a_third_of_the_way(
     assert len(late) > 5
     # The end that was forecast, against the end.
     assert all(abs(at_s + seconds - took_s) <= 0.2 * took_s for at_s, seconds in late)
+
+
+def test_a_machine_that_becomes_busy_is_noticed_while_images_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[float, float]] = []
+
+    def expect(progress: Progress, seconds: float) -> None:
+        told.append((progress.timeline.elapsed_s, seconds))
+
+    monkeypatch.setattr(Progress, "expect", expect)
+    images = {"quality": {"metrics": True, "prompt_count": 96, "floor_prompts": 12}}
+    _, took_s, _ = measured(tmp_path, None, SIX, images, slowed_images=4.0)
+    late = [at_s for at_s, _ in told if at_s >= took_s / 3]
+    assert max(after - at for at, after in pairwise(late)) <= 0.1 * took_s
 
 
 @pytest.mark.parametrize(("interleaved", "seconds"), [(True, 5.0), (False, 6.0)])
