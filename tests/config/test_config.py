@@ -788,6 +788,10 @@ def test_a_program_s_own_use_of_hydra_stays(monkeypatch: pytest.MonkeyPatch) -> 
             "# @package _global_\nworkload: {negative_prompt: café}",
             "experiment/mine.yaml: is not UTF-8",
         ),
+        (
+            "# @package _global_\ndefaults:\n  - override /precision: bf16\n  - override /precision: fp16",
+            "experiment/mine.yaml: 'override /precision: fp16' would have no effect",
+        ),
     ],
 )
 def test_a_preset_that_is_written_otherwise_says_how(
