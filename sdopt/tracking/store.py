@@ -196,8 +196,8 @@ def require_mlflow() -> None:
 def require_store(tracking: Tracking, experiment: str) -> str | None:
     """Checks, before anything is measured, whether a store will take the result of an experiment.
 
-    Returns a warning, if a server does not answer now: it may when the study has ended; or if MLflow's own variable
-    names another store, which is not read. Raises UsageError if only the user can change what is in the way.
+    Returns a warning, if a server does not answer now: it may when the study has ended; or if MLflow's own variables
+    name another store or experiment, which are not read. Raises UsageError if only the user can change what is in the way.
     """
     if tracking.kind == "none":
         return None
@@ -222,10 +222,14 @@ def require_store(tracking: Tracking, experiment: str) -> str | None:
         return f"tracking.uri={error}; measuring continues, and `sdopt sync` can log the result later"
     finally:
         end_process()
-    named = os.environ.get("MLFLOW_EXPERIMENT_NAME", experiment)
-    if named == experiment:
-        return elsewhere(tracking)
-    return f"MLFLOW_EXPERIMENT_NAME={named}: is not read, and results go to the experiment {experiment!r}"
+    warnings = [elsewhere(tracking)]
+    for variable in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
+        named = os.environ.get(variable, experiment)
+        if named != experiment:
+            warnings.append(
+                f"{variable}={named}: is not read, and results go to the experiment {experiment!r}"
+            )
+    return "; ".join(filter(None, warnings)) or None
 
 
 def store_of(named: Tracking, recorded: Tracking) -> Tracking:

@@ -698,7 +698,12 @@ class TestPlaces:
         assert "results go to the experiment 'shared'" in str(
             require_store(own, "shared")
         )
+        both = str(require_store(Tracking(), "shared"))
+        assert "http://team:5000 uses it" in both
+        assert "MLFLOW_EXPERIMENT_NAME=mine: is not read" in both
         assert require_store(own, "mine") is None
+        monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "12")
+        assert "MLFLOW_EXPERIMENT_ID=12" in str(require_store(own, "mine"))
         tagged = sdopt(tmp_path, "sync", "tracking.tags={team: vision}")
         assert "tracking.tags: has no effect on a finished result" in tagged.err
 
