@@ -67,7 +67,6 @@ _VARIABLES = (
     "KMP_BLOCKTIME",
     "LD_PRELOAD",
     "LRU_CACHE_CAPACITY",
-    "MALLOC_CONF",
     "MIOPEN_FIND_ENFORCE",
     "MIOPEN_FIND_MODE",
     "MKL_CBWR",
@@ -120,8 +119,11 @@ _VARIABLES = (
 )
 """Environment variables that change how CUDA, libraries of processors, diffusers, PyTorch and Python compute or start."""
 
-_OF_COMPILERS = ("TORCHINDUCTOR_", "TORCHDYNAMO_")
-"""How the names of those begin that change what compilers make."""
+_BEGINNINGS = (
+    *("TORCHINDUCTOR_", "TORCHDYNAMO_"),
+    *("GLIBC_TUNABLES", "MALLOC_", "TCMALLOC_"),
+)
+"""How the names of those begin that change what compilers make, or how memory is allocated."""
 
 _CUDNN_9 = 90000
 
@@ -421,8 +423,8 @@ def describe_environment(
     if threads or machine.device.is_cuda:
         cpu.pop("threads", None)
     caches = named_caches()
-    of_compilers = {name for name in os.environ if name.startswith(_OF_COMPILERS)}
-    changing = sorted({*_VARIABLES, *of_compilers} - {*CACHES})
+    more = {name for name in os.environ if name.startswith(_BEGINNINGS)}
+    changing = sorted({*_VARIABLES, *more} - {*CACHES})
     kept = (
         f"{name}={path}: first calls may find kernels there that earlier processes compiled"
         for name, path in caches.items()
