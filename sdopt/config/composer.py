@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -27,6 +27,7 @@ from sdopt.config.parse import (
     drawn_negatives,
     drawn_prompts,
     parse,
+    resolved,
 )
 from sdopt.config.sections import COMMAND_KEYS, WORK_SECTIONS
 from sdopt.config.typed import typed
@@ -285,8 +286,11 @@ class HydraComposer:
         option = run.choices[axis]
         if option == self._default.choices.get(axis):
             return _chosen(self._default, axis)
-        values = self._compositions.load_option(group_of(axis), option)
-        node = at(values or {}, axis)
+        values = self._compositions.load_option(group_of(axis), option) or {}
+        if "${" in repr(values):  # a file may refer to what else the run has
+            recorded = asdict(run.recorded)
+            values = resolved(recorded | recorded.pop("options") | values, [])
+        node = at(values, axis)
         option_of_file = (
             typed(axis, node, SECTIONS.get(axis, Optimization), [])
             if isinstance(node, dict)

@@ -97,7 +97,7 @@ class RunConfig(_Scalars):
 def parse(composed: Composition) -> RunConfig:
     """Types and validates a composed configuration. Raises UsageError with all problems at once, each with its key."""
     problems: list[str] = []
-    values, choices = _resolved(composed.values, problems), composed.choices
+    values, choices = resolved(composed.values, problems), composed.choices
     sections: dict[str, Any] = {}
     optimizations: dict[str, Optimization] = {}
     for key, kind in SECTIONS.items():
@@ -148,7 +148,7 @@ _BROKEN = object()
 """Stands for a value that could not be resolved."""
 
 
-def _resolved(values: Mapping[str, Any], problems: list[str]) -> Mapping[str, Any]:
+def resolved(values: Mapping[str, Any], problems: list[str]) -> Mapping[str, Any]:
     """Returns values with those in the place of interpolations to which these lead."""
     keys = [key for key, node in values.items() if "${" in repr(node)]
     if not keys:
@@ -157,19 +157,19 @@ def _resolved(values: Mapping[str, Any], problems: list[str]) -> Mapping[str, An
     cfg = OmegaConf.create(
         {key: node for key, node in values.items() if key in mentioned}
     )
-    resolved = dict(values)
+    whole = dict(values)
     for key in keys:
         try:
             node = cfg[key]
-            resolved[key] = (
+            whole[key] = (
                 OmegaConf.to_container(node, resolve=True)
                 if OmegaConf.is_config(node)
                 else node
             )
         except OmegaConfBaseException as error:
             problems.append(f"{error.full_key or key}: {first_line(error)}")
-            resolved[key] = _BROKEN
-    return resolved
+            whole[key] = _BROKEN
+    return whole
 
 
 def _mentioned(values: Mapping[str, Any], keys: Collection[str]) -> set[str]:

@@ -513,6 +513,19 @@ class TestOwnOptions:
         assert "shading" not in plan.baseline.optimizations
         assert plan.edges[0].credit == "precision=bf16, shading=mine(factor=3.0)"
 
+    def test_that_refer_to_another_key_are_named_by_what_a_command_changed(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "caching").mkdir()
+        (tmp_path / "caching" / "mine.yaml").write_text(
+            "defaults: [deepcache]\ninterval: ${workload.steps}\n"
+        )
+        with composer_of(["caching=mine", "workload.steps=4"], tmp_path) as job:
+            assert job.variant("it").choices["caching"] == "mine"
+            changed = job.variant("it", ["caching.interval=7"])
+        assert changed.choices["caching"] == "mine(interval=7)"
+        assert changed.changed == {"caching.interval": 7}
+
     def test_are_chosen_with_a_plus_or_without_and_lie_in_a_folder_of_any_name(
         self, shading: Path
     ) -> None:
