@@ -147,6 +147,9 @@ def only_json(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
     Yields a function that keeps the object. An error that ends the command becomes an object with `problems`, an
     interrupt one with an exit code alone.
+
+    Raises:
+        UnavailableError: the object could not be written, as on a full disk.
     """
     found: dict[str, Any] = {}
     if not wanted:
@@ -174,7 +177,13 @@ def only_json(wanted: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         os.dup2(kept, 1)
         os.close(kept)
         # Without an answer, a command has shown a plan.
-        print(json.dumps({"exit_code": 0} | found, allow_nan=False), file=out)
+        text = json.dumps({"exit_code": 0} | found, allow_nan=False)
+        print(text, file=out, flush=True)
+    lost = getattr(out, "lost", None)  # of a stream that lets the command go on
+    if lost is not None:
+        raise UnavailableError(
+            f"standard output: {lost.strerror}; the answer is not written"
+        )
 
 
 def printed() -> "type[BaseModel]":

@@ -172,6 +172,9 @@ def patient_streams() -> Iterator[None]:
 class _Patient:
     """A text stream that drops what is written to it once nobody reads, as after `head`, or the disk is full."""
 
+    lost: OSError | None = None
+    """Why the output could not be written, unless it was closed on purpose."""
+
     def __init__(self, stream: TextIO | None) -> None:
         # A shell's `>&-` leaves no stream at all.
         self._stream = (
@@ -188,18 +191,20 @@ class _Patient:
             return self._stream.write(text)
         except UnicodeError:
             raise
-        except (OSError, ValueError):
-            self._drop()
+        except (OSError, ValueError) as error:
+            self._drop(error)
             return len(text)
 
     def flush(self) -> None:
         """Flushes; does nothing once the reader has closed the pipe."""
         try:
             self._stream.flush()
-        except (OSError, ValueError):
-            self._drop()
+        except (OSError, ValueError) as error:
+            self._drop(error)
 
-    def _drop(self) -> None:
+    def _drop(self, error: Exception) -> None:
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            self.lost = error
         # Replaces the broken pipe, so that the interpreter's own flush at exit does not fail either.
         with (
             suppress(OSError, ValueError),

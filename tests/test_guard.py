@@ -191,6 +191,34 @@ def test_output_that_nobody_reads_ends_no_command(
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("redirected", "code", "said"),
+    [("/dev/full", 3, "No space left on device"), ("/dev/null", 0, "")],
+)
+def test_an_answer_for_a_program_is_written_or_has_failed(
+    redirected: str, code: int, said: str, tmp_path: Path
+) -> None:
+    main = "with only_json(True) as say: say({'exit_code': 0})"
+    lines = [
+        "import sys",
+        "from runners import only_json",
+        "from sdopt.guard import end_with_code",
+        f"def main(argv):\n    {main}\n    return 0",
+        "sys.exit(end_with_code(main)([]))",
+    ]
+    with Path(redirected).open("w", encoding="utf-8") as stream:
+        ended = subprocess.run(
+            [sys.executable, "-c", "\n".join(lines)],
+            cwd=tmp_path,
+            stdout=stream,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == code
+    assert said in ended.stderr
+
+
 def test_an_ascii_terminal_is_spelt_for(tmp_path: Path) -> None:
     code = "from sdopt.guard import end_with_code as g; g(lambda _: print('≈1.5× … ü ☃ \\udc80') or 0)([])"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
