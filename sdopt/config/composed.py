@@ -305,6 +305,10 @@ def _require_job(hydra: DictConfig, sweep: bool, line: CommandLine) -> None:
             "hydra.job.chdir=true: a study runs in the folder in which it is started, so that its paths and its "
             "database are the same for all; leave it out (results are in the folder of hydra.run.dir anyway)"
         )
+    if not sweep and hydra.sweeper.get("params"):
+        raise UsageError(
+            "hydra.sweeper.params: is set by a file, and has no effect on a single study; add -m"
+        )
     launched = sweep and not str(hydra.launcher._target_).endswith(".BasicLauncher")
     if hydra.job.env_set and not launched:
         raise UsageError(

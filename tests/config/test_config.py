@@ -802,6 +802,10 @@ def test_a_program_s_own_use_of_hydra_stays(monkeypatch: pytest.MonkeyPatch) -> 
             "experiment/mine.yaml: is not UTF-8",
         ),
         (
+            "# @package _global_\nhydra: {sweeper: {params: {precision: 'bf16,fp16'}}}",
+            "hydra.sweeper.params: is set by a file",
+        ),
+        (
             "# @package _global_\ndefaults:\n  - override /precision: bf16\n  - override /precision: fp16",
             "experiment/mine.yaml: 'override /precision: fp16' would have no effect",
         ),
