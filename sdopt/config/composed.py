@@ -91,7 +91,7 @@ class Command:
                 _require_job(cfg.hydra, sweep, line)
             _require_place(line, sweep)
             if sweep:
-                _require_of_sweep(cfg.hydra.runtime.choices, line, path)
+                _require_of_sweep(cfg.hydra, line, path)
                 _require_kept(line.task)
                 _require_options(line, compositions)
                 return cls(line, folder, bool(cfg.get("dry_run")), None)
@@ -272,16 +272,17 @@ def _require_place(line: CommandLine, sweep: bool) -> None:
 
 
 def _require_of_sweep(
-    choices: DictConfig, line: CommandLine, path: Sequence[str]
+    hydra: DictConfig, line: CommandLine, path: Sequence[str]
 ) -> None:
     """Raises UsageError if what a sweep varies chooses how it runs: Hydra reads that for each job, and then it is late."""
+    choices, params = hydra.runtime.choices, hydra.sweeper.get("params")
     named = [key_of(override) for override in line.hydra]
     late = [
         group
         for group in ("hydra/launcher", "hydra/sweeper")
         if choices[group] != "basic" and group not in named
     ]
-    if not late:
+    if not late and not params:
         return
     shared = [
         override
@@ -296,6 +297,11 @@ def _require_of_sweep(
                 f"{group}={choices[group]}: is chosen by what the sweep varies, which has no effect on the sweep; name "
                 "it on the command line"
             )
+    if params != whole.hydra.sweeper.get("params"):
+        raise UsageError(
+            "hydra.sweeper.params: is set by what the sweep varies, which has no effect on the sweep; sweep over each "
+            "with a command of its own"
+        )
 
 
 def _require_job(hydra: DictConfig, sweep: bool, line: CommandLine) -> None:

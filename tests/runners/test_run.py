@@ -191,6 +191,20 @@ def test_a_launcher_that_the_jobs_of_a_sweep_choose_is_refused(tmp_path: Path) -
     assert Command.of(CommandLine.of(named)).sweep
 
 
+def test_values_that_the_jobs_of_a_sweep_sweep_over_are_refused(tmp_path: Path) -> None:
+    """Hydra would run one job of each, as if nothing were to be swept."""
+    presets = tmp_path / "experiment"
+    presets.mkdir()
+    for name in "ab":
+        (presets / f"{name}.yaml").write_text(
+            "# @package _global_\nhydra: {sweeper: {params: {precision: 'bf16,fp16'}}}\n"
+        )
+    words = "-m", "--config-dir", str(tmp_path)
+    assert Command.of(CommandLine.of([*words, "experiment=a"])).sweep
+    problem = mistake(*words, "experiment=a,b")
+    assert problem.startswith("hydra.sweeper.params: is set by what")
+
+
 class TestFolder:
     def test_keeps_the_record_of_what_was_measured_there(self, tmp_path: Path) -> None:
         """Hydra replaces it before sdopt runs, and then another study would be resumed."""
