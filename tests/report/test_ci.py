@@ -187,6 +187,20 @@ def test_two_results_that_cannot_be_compared_are_said(
     assert "sdopt: not comparable: " in target.read_text()
 
 
+def test_a_summary_stays_as_large_as_github_shows(
+    result: StudyResult,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a larger file it shows nothing, also not what other commands of the step wrote."""
+    target = tmp_path / "summary.md"
+    target.write_text("x" * (2**20 - 10))
+    summarise(result, target, monkeypatch)
+    assert target.read_text() == "x" * (2**20 - 10)
+    assert "more than 1 MiB" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("place", ["absent/summary.md", "."])
 def test_a_summary_that_cannot_be_written_is_said(
     result: StudyResult,
