@@ -215,8 +215,8 @@ class _Answer:
         look = "in a first look" if best.low is None else "so far"
         return (
             f"Undecided: {best.name} {self._gain(best)} {look}; the budget of "
-            f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command goes on "
-            f"and judges them; it takes about {needed_min} min, from its beginning: {budget_text(needed_min)}.{left}"
+            f"{search.config.budget_s / 60:.3g} min left no time to judge its images. With {budget_text(needed_min)} "
+            f"the same command goes on and judges them.{left}"
         )
 
     def _nothing_judged(self) -> str:

@@ -209,7 +209,7 @@ def test_the_whole_budget_of_the_next_call_is_named() -> None:
     tome = entry("caching=tome", "not enough runs", 1)
     said = answered([tome], unjudged=390.0)
     assert said.endswith(
-        "it takes about 8 min, from its beginning: search.budget_s=480 (sdopt optimize --budget 8m)."
+        "With search.budget_s=480 (sdopt optimize --budget 8m) the same command goes on and judges them."
     )
     more = answered([tome], ["caching=tome", "caching=deepcache"], unjudged=390.0)
     assert more == f"{said} 1 of 2 options was not tried."
