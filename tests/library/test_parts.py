@@ -1,6 +1,7 @@
 """Options on pipelines with more parts than a study's: they draw what diffusers draws, or are refused at once."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -352,6 +353,15 @@ def test_embeddings_of_ones_own_beside_encoded_prompts(pipe: Pipe) -> None:
         drawn(pipe, prompt_embeds=GIVEN["prompt_embeds"])
     with pytest.raises(UsageError, match="clip_skip was not encoded"):
         drawn(pipe, clip_skip=1)
+
+
+@pytest.mark.parametrize("name", ["text_encoder", "tokenizer"])
+def test_prompts_were_encoded_with_the_parts_from_before(pipe: Pipe, name: str) -> None:
+    prompts = ["a red apple", "a blue fish"]
+    sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=prompts)
+    pipe.register_modules(**{name: deepcopy(getattr(packaged_pipe(), name))})
+    with pytest.raises(UsageError, match=rf"encoded before pipe\.{name} was exchanged"):
+        drawn(pipe)
 
 
 def test_a_fused_lora_cannot_be_scaled_by_a_call(pipe: Pipe) -> None:
