@@ -1,9 +1,11 @@
 """Files of configuration, read as sdopt reads all text, and parsed once."""
 
 import pickle
+from collections.abc import Sequence
 from functools import cache
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.core_plugins import file_config_source
 from hydra._internal.sources_registry import SourcesRegistry
@@ -11,6 +13,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from omegaconf import OmegaConf
 from typing_extensions import override
 
+from sdopt.errors import UsageError
 from sdopt.text_files import read_text
 
 
@@ -39,7 +42,26 @@ def _parsed(name: str, text: str) -> bytes:
     """Parses YAML once for all variants of a study; Hydra changes what it is given, so each gets its own."""
     source = StringIO(text)
     source.name = name  # errors of YAML name it
-    return pickle.dumps(OmegaConf.load(source))
+    config = OmegaConf.load(source)
+    node: Any = OmegaConf.to_container(config)
+    if isinstance(node, dict):
+        _require_chosen_once(name, node.get("defaults") or ())
+    return pickle.dumps(config)
+
+
+def _require_chosen_once(name: str, defaults: Sequence[Any]) -> None:
+    """Raises UsageError if a file overrides a group twice: Hydra takes the first, although it says the last."""
+    chosen: dict[str, Any] = {}
+    for entry in defaults:
+        if not isinstance(entry, dict):
+            continue
+        for key, option in entry.items():
+            if not str(key).startswith("override "):
+                continue
+            if chosen.setdefault(key, option) != option:
+                raise UsageError(
+                    f"{name}: '{key}: {option}' would have no effect after '{key}: {chosen[key]}'; leave one of them out"
+                )
 
 
 def read_marked_files() -> None:

@@ -797,6 +797,10 @@ def test_a_program_may_have_initialized_hydra_as_its_main_function_does() -> Non
             "# @package _global_\nworkload: {negative_prompt: café}",
             "experiment/mine.yaml: is not UTF-8",
         ),
+        (
+            "# @package _global_\ndefaults:\n  - override /precision: bf16\n  - override /precision: fp16",
+            "experiment/mine.yaml: 'override /precision: fp16' would have no effect",
+        ),
     ],
 )
 def test_a_preset_that_is_written_otherwise_says_how(
