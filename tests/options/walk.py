@@ -126,15 +126,7 @@ def tried(pipeline: str, chosen: str, axis: str, option: Optimization) -> Cell:
             else "needs a card",
             reasons[0],
         )
-    guidance = family_named(type(pipe).__name__).guidance
-    call = {
-        **family_named(type(pipe).__name__).call,
-        "height": 64,
-        "width": 64,
-        guidance.argument: 4.0,
-    }
-    if guidance.needs_negative:
-        call["negative_prompt"] = [""] * len(prompts)
+    call = call_of(pipe, len(prompts))
     group, _, name = chosen.partition("=")
     groups: Any = {group: [name] if group == "memory" else name}
     try:
@@ -161,6 +153,15 @@ def tried(pipeline: str, chosen: str, axis: str, option: Optimization) -> Cell:
         return Cell("failed", report.broken)
     [evidence] = report.evidence
     return Cell("took effect" if report.engaged else "no effect", evidence.summary)
+
+
+def call_of(pipe: Any, prompts: int) -> dict[str, Any]:
+    """Returns the arguments of a small call that is guided, without its prompts."""
+    family = family_named(type(pipe).__name__)
+    call = {**family.call, "height": 64, "width": 64, family.guidance.argument: 4.0}
+    if family.guidance.needs_negative:
+        call["negative_prompt"] = [""] * prompts
+    return call
 
 
 def plain_line(error: str) -> str:
