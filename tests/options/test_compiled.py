@@ -125,7 +125,8 @@ def drawn(pipe: Any, prompts: list[str]) -> Any:
     """Returns the pictures of a short call as numbers between 0 and 1."""
     generators = [torch.Generator().manual_seed(seed) for seed, _ in enumerate(prompts)]
     call = walk.call_of(pipe, len(prompts)) | {"generator": generators}
-    return pipe(prompts, num_inference_steps=3, output_type="np", **call).images
+    prompts = [*prompts]  # which a pipeline may change
+    return pipe(prompt=prompts, num_inference_steps=3, output_type="np", **call).images
 
 
 def restore(host: PipelineHost) -> None:
