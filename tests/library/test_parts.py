@@ -512,17 +512,18 @@ def test_a_lora_of_text_encoders_that_are_gone_stays_as_it_is(pipe: Pipe) -> Non
             change()
 
 
-def test_diffusers_would_pass_over_a_lora_in_a_compiled_denoiser(pipe: Pipe) -> None:
+def test_diffusers_would_pass_over_a_lora_in_a_compiled_network(pipe: Pipe) -> None:
     before = drawn(with_lora(pipe))
-    for compiler in ("trace", "inductor"):
-        sdopt.optimize(pipe, compiler=compiler)
+    encoder = "compiler.targets=[text_encoder]"
+    for words, compiler in ((), "trace"), ((), "inductor"), ((encoder,), "inductor"):
+        sdopt.optimize(pipe, *words, compiler=compiler)
         for change in (
             lambda: pipe.set_adapters(pipe.get_active_adapters(), 0.5),
             pipe.disable_lora,
             pipe.fuse_lora,
         ):
             with pytest.raises(
-                UsageError, match="would change the LoRA in the text encoders alone"
+                UsageError, match="would change the LoRA in the other networks alone"
             ):
                 change()
         sdopt.undo(pipe)
