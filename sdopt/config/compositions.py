@@ -371,10 +371,13 @@ def initialized() -> Iterator[None]:
     """Initializes Hydra, whose state is the process's, in one thread at a time; a program's own use of it stays."""
     with _ONE_THREAD:
         base, job = VersionBase.instance().version_base, JobRuntime().get("name")
+        of_program = GlobalHydra.instance().hydra  # as within @hydra.main
+        GlobalHydra.instance().clear()
         try:
             with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
                 yield
         finally:
+            GlobalHydra.instance().hydra = of_program
             VersionBase.instance().version_base = base
             JobRuntime().set("name", job)
 

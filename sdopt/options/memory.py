@@ -491,6 +491,7 @@ class PrecomputedEmbeddings(Optimization):
         for name in TEXT_ENCODERS:
             if getattr(pipe, name, None) is not None:
                 setattr(pipe, name, None)
+        embedded.note_parts()
         # With model offloading, hooks hold references to the text encoders.
         pipe.maybe_free_model_hooks()
         gc.collect()
@@ -523,7 +524,8 @@ class _Embedded:
         import torch
 
         guidance = guidance_of_pipe(pipe)
-        self._call, self._device = call, device_of(pipe)
+        self._pipe, self._call, self._device = pipe, call, device_of(pipe)
+        self._parts: dict[str, Any] = {}
         self._encodes = set(signature(pipe.encode_prompt).parameters)
         self._instead = _instead_of_defaults(pipe)
         # Its other branch is encoded as a prompt, the empty one by default.
@@ -541,6 +543,20 @@ class _Embedded:
                 )
         self._names = set(chain(*self._positive.values(), *self._negative.values()))
 
+    def note_parts(self) -> None:
+        """Notes the parts that would encode, of which others are not what the prompts were encoded with."""
+        for name, part in self._pipe.components.items():
+            if name.startswith(("text_encoder", "tokenizer")):
+                self._parts[name] = part
+
+    def _require_parts(self) -> None:
+        for name, part in self._parts.items():
+            if getattr(self._pipe, name) is not part:
+                raise UsageError(
+                    f"memory=precomputed_embeddings: the prompts were encoded before pipe.{name} was exchanged: "
+                    "call sdopt.undo(pipe), exchange it, and apply the options again"
+                )
+
     def __call__(self, inputs: Inputs) -> Inputs:
         """Returns the arguments of a call with embeddings. Raises UsageError for what was not encoded."""
         given = {name for name, value in inputs.items() if value is not None}
@@ -552,6 +568,7 @@ class _Embedded:
             )
         if not given & {"prompt", "prompt_embeds"}:
             return inputs
+        self._require_parts()
         rows = self._rows(inputs, own_embeddings=bool(of_caller))
         like = inputs["prompt_embeds"] if of_caller else self._device
         masked = any("mask" in name for name in self._names)

@@ -39,6 +39,9 @@ Llama."""
 
 VAE = ("first_stage_model.", "vae.")
 
+_NUMBERS = {"F32", "F16"}
+"""Types of GGUF files whose matrices become numbers once they are loaded, and are no blocks."""
+
 _AVERAGES = "model_ema."
 """How the names of averages begin, which are of use in training alone."""
 
@@ -122,10 +125,10 @@ class Stored:
         header, total = self.header(), 0.0
         for name, shape in header.shapes.items():
             bytes_each = float(itemsize)
-            if len(shape) == 2:
+            if len(shape) == 2 and header.types[name] not in _NUMBERS:
                 kind = gguf.GGMLQuantizationType[header.types[name]]
                 numbers, stored = gguf.GGML_QUANT_SIZES[kind]
-                bytes_each = min(bytes_each, stored / numbers)
+                bytes_each = stored / numbers
             total += math.prod(shape) * bytes_each
         return total
 
@@ -198,7 +201,7 @@ def unread_blocks(file: Path) -> list[str]:
     """Returns which tensor of a GGUF file is of a type that diffusers does not read; [] if it reads all of them."""
     from diffusers.quantizers.gguf.utils import SUPPORTED_GGUF_QUANT_TYPES
 
-    read = {kind.name for kind in SUPPORTED_GGUF_QUANT_TYPES} | {"F32", "F16"}
+    read = {kind.name for kind in SUPPORTED_GGUF_QUANT_TYPES} | _NUMBERS
     for name, kind in header_of(file).types.items():
         if kind not in read:
             return [

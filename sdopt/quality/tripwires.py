@@ -107,7 +107,9 @@ def tripped(
 def _non_finite(latents: np.ndarray) -> str:
     """Returns how many of an image's latents are not finite, in words; "" if all are."""
     bad = 1 - np.isfinite(latents).mean()
-    return f"{bad:.1%} of the final latents are NaN or infinite" if bad else ""
+    if not bad:
+        return ""
+    return f"{bad:.1%} of the final latents are NaN or infinite"
 
 
 def _looks(image: np.ndarray, reference: np.ndarray | None) -> tuple[str, str]:

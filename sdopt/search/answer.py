@@ -78,7 +78,7 @@ def record_of(search: Search, ended: bool = True) -> SearchRecord:
         ),
         conflicts=search.trials.conflicts,
         left_out=list(search.space.left_out),
-        notes=_notes(search, studies, example),
+        notes=_notes(search, studies, example, entries),
         winner=winner,
         undecided=undecided,
         lines=list(row.lines) if row and winner else [],
@@ -215,8 +215,8 @@ class _Answer:
         look = "in a first look" if best.low is None else "so far"
         return (
             f"Undecided: {best.name} {self._gain(best)} {look}; the budget of "
-            f"{search.config.budget_s / 60:.3g} min left no time to judge its images. The same command goes on "
-            f"and judges them; it takes about {needed_min} min, from its beginning: {budget_text(needed_min)}.{left}"
+            f"{search.config.budget_s / 60:.3g} min left no time to judge its images. With {budget_text(needed_min)} "
+            f"the same command goes on and judges them.{left}"
         )
 
     def _nothing_judged(self) -> str:
@@ -364,7 +364,10 @@ def entry_of(
 
 
 def _notes(
-    search: Search, studies: Sequence[StudyResult], example: StudyResult | None
+    search: Search,
+    studies: Sequence[StudyResult],
+    example: StudyResult | None,
+    entries: Sequence[SearchEntry],
 ) -> list[str]:
     config = search.config
     notes = [search.trials.ended] if search.trials.ended else []
@@ -378,11 +381,12 @@ def _notes(
             "Combinations were not screened if they contain an option whose images were already bad without the others "
             f"(search.skip_spoiled=false screens them, too): {'; '.join(spoiled)}."
         )
-    if noise := _noise(search):
+    beaten = any(entry.fate == "beaten" for entry in entries)
+    if beaten and (noise := _noise(search)):
         which = "the best one" if len(config.objectives) == 1 else "any of the front"
         notes.append(
-            f"A candidate is dropped only if another one is better in {' and '.join(config.objectives)} by more "
-            f"than noise explains ({noise}). The chance that {which} was dropped is at most {100 * config.error:g} % "
+            f"A candidate is beaten only if another one is better in {' and '.join(config.objectives)} by more "
+            f"than noise explains ({noise}). The chance that {which} was beaten is at most {100 * config.error:g} % "
             "(search.error)."
         )
     # A file of latents gives every study its noise.
@@ -390,10 +394,13 @@ def _notes(
     if studies:
         others = "prompts and processes" if fixed else "prompts, noise and processes"
         notes.append(
-            f"The judged candidates were measured again, with other {others} than those they were chosen by. The "
-            "figures of all other candidates are means of one or a few processes, and those of the best ones are too "
-            "good, because they are the best of many."
+            f"What was judged was measured again, with other {others} than those by which it was chosen."
         )
+        if any(entry.processes and not entry.judged for entry in entries):
+            notes.append(
+                "Figures of what was not judged are means of one or a few processes; those of the best are too good, "
+                "because they are the best of many."
+            )
     if len(studies) > 1:
         noise = "the noise of workload.latents" if fixed else "other noise"
         notes.append(

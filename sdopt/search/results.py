@@ -68,7 +68,8 @@ class Results:
     def findings(self, result: StudyResult) -> dict[str, CandidateFinding]:
         """Returns each candidate's finding in one study, by name."""
         quality = result.config.quality
-        images = (quality.prompt_count or 0) * result.config.workload.images_per_prompt
+        prompts = quality.prompt_count or 0
+        images = prompts * result.config.workload.images_per_prompt
         gate = decidable(self.gate, quality, result.config.model, images)
         return findings_of(result, self._studies.config, gate)
 
@@ -84,7 +85,8 @@ def costs_of(result: StudyResult) -> tuple[Cost | None, dict[str, Cost]]:
     for row in result.variants:
         call = latency(row, "median", 0.95)
         if call is not None:
-            costs[row.name] = Cost(first_image_s(row) or 0.0, call.estimate)
+            first_s = first_image_s(row) or 0.0
+            costs[row.name] = Cost(first_s, call.estimate)
     of_candidates = {}
     for row in result.candidates:
         if row.name in costs:

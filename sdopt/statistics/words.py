@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from sdopt.errors import counted
 from sdopt.record.comparisons import BreakEven, Interval
 from sdopt.record.records import Status, StudyResult
 from sdopt.statistics.break_even import break_even_text, start_text
@@ -148,7 +149,7 @@ def start_words(level: BreakEven | None) -> tuple[str, str, str] | None:
 def shortened(reasons: str) -> str:
     """Returns the first of several reasons, and how many more there are."""
     first, *rest = reasons.split("; ")
-    return f"{first} (and {len(rest)} more)" if rest else first
+    return f"{first} ({counted(len(rest), 'more reason')})" if rest else first
 
 
 def decibels_text(mse: float) -> str:

@@ -101,7 +101,9 @@ def of_model(model: Model) -> str:
     """Returns a digest of the names and contents of a model's files, to the last number: one layer may differ."""
     if model.factory is not None:
         described = built(model)
-        return "not built" if described is None else described.digest
+        if described is None:
+            return "not built"
+        return described.digest
     given = Path(model.path).expanduser() if model.path else None
     try:
         sources = [given if given and given.is_file() else folder_of(model)]
@@ -116,8 +118,9 @@ def of_model(model: Model) -> str:
     files: list[Path] = []
     for source in sources:
         files += [source] if source.is_file() else _read_from(source)
-    if given and (beside := given.with_suffix(".yaml")).is_file():
-        files.append(beside)  # which may say what the file predicts
+    if given:
+        beside = given.with_suffix(".yaml")  # which may say what the file predicts
+        files += [beside] if beside.is_file() else []
     states = [(path, state_of(path)) for path in files]
     return _digest_of(tuple(states))
 
@@ -234,7 +237,9 @@ def _file_of(name: str) -> Path | None:
     if not loaded or not loaded.endswith(".py"):
         return None
     file = Path(loaded)
-    return file if file.is_file() else None
+    if file.is_file():
+        return file
+    return None
 
 
 def _imported(name: str, file: Path) -> Iterator[str]:

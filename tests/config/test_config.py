@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobRuntime
 from hydra.version import VersionBase
 from omegaconf import OmegaConf
@@ -766,6 +768,13 @@ def test_a_program_s_own_use_of_hydra_stays(monkeypatch: pytest.MonkeyPatch) -> 
     assert found == [f"http://localhost:{port}" for port in range(1, 5)]
     assert VersionBase.instance().version_base == Version("1.1")
     assert JobRuntime().get("name") == "mine"
+
+
+def test_a_program_may_have_initialized_hydra_as_its_main_function_does() -> None:
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        of_program = GlobalHydra.instance().hydra
+        assert tracking_of(["tracking.uri=http://localhost:1"]).uri
+        assert GlobalHydra.instance().hydra is of_program
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Options on pipelines with more parts than a study's: they draw what diffusers draws, or are refused at once."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -354,6 +355,15 @@ def test_embeddings_of_ones_own_beside_encoded_prompts(pipe: Pipe) -> None:
         drawn(pipe, clip_skip=1)
 
 
+@pytest.mark.parametrize("name", ["text_encoder", "tokenizer"])
+def test_prompts_were_encoded_with_the_parts_from_before(pipe: Pipe, name: str) -> None:
+    prompts = ["a red apple", "a blue fish"]
+    sdopt.optimize(pipe, memory=["precomputed_embeddings"], prompts=prompts)
+    pipe.register_modules(**{name: deepcopy(getattr(packaged_pipe(), name))})
+    with pytest.raises(UsageError, match=rf"encoded before pipe\.{name} was exchanged"):
+        drawn(pipe)
+
+
 def test_a_fused_lora_cannot_be_scaled_by_a_call(pipe: Pipe) -> None:
     sdopt.optimize(
         pipe, f"lora.path={LORAS}", "lora.weight_name=fxemoji.safetensors", lora="fused"
@@ -502,17 +512,18 @@ def test_a_lora_of_text_encoders_that_are_gone_stays_as_it_is(pipe: Pipe) -> Non
             change()
 
 
-def test_diffusers_would_pass_over_a_lora_in_a_compiled_denoiser(pipe: Pipe) -> None:
+def test_diffusers_would_pass_over_a_lora_in_a_compiled_network(pipe: Pipe) -> None:
     before = drawn(with_lora(pipe))
-    for compiler in ("trace", "inductor"):
-        sdopt.optimize(pipe, compiler=compiler)
+    encoder = "compiler.targets=[text_encoder]"
+    for words, compiler in ((), "trace"), ((), "inductor"), ((encoder,), "inductor"):
+        sdopt.optimize(pipe, *words, compiler=compiler)
         for change in (
             lambda: pipe.set_adapters(pipe.get_active_adapters(), 0.5),
             pipe.disable_lora,
             pipe.fuse_lora,
         ):
             with pytest.raises(
-                UsageError, match="would change the LoRA in the text encoders alone"
+                UsageError, match="would change the LoRA in the other networks alone"
             ):
                 change()
         sdopt.undo(pipe)

@@ -2,10 +2,12 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import sdopt
 from sdopt.config.composer import HydraComposer
 from sdopt.contract import Contract
 from sdopt.measure.compilation import compiled_so_far
@@ -14,7 +16,9 @@ from sdopt.pipelines.parts import denoiser_of, unwrapped
 from sdopt.worker.host import PipelineHost
 from tests.command import SMOKE
 from tests.fixtures import CPU, Load
+from tests.options import walk
 from tests.options.hosts import TWO_STEPS, evidence, latents
+from tests.pipelines.tiny import TINY, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +98,35 @@ def test_is_proved_and_gives_the_latents_of_eager(
     assert float((ours - plain).abs().max()) < 1e-3 * float(plain.std())
     restore(compiled)
     assert not evidence(compiled, "compiler").engaged
+
+
+ON_TRANSFORMERS = ("trace", "regional", "inductor", "aot", "openvino", "onnxruntime")
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of exporters
+@pytest.mark.parametrize("name", list(TINY))
+@pytest.mark.parametrize("compiler", ON_TRANSFORMERS)
+def test_a_compiled_transformer_draws_what_eager_does(compiler: str, name: str) -> None:
+    """With two prompts of different lengths in a call, and then with each of them alone."""
+    chosen = f"compiler={compiler}"
+    if not walk.is_installed(chosen) or name in walk.LOUD.get(chosen, ()):
+        pytest.skip("not here")
+    pipe = tiny(name)
+    sdopt.optimize(pipe, compiler=compiler, prompts=[*walk.PROMPTS, ""])
+    long, short = walk.PROMPTS[1:], walk.PROMPTS[:1]
+    for prompts in (walk.PROMPTS, long, short):
+        plain = drawn(tiny(name), prompts)
+        far = abs(drawn(pipe, prompts) - plain).max()
+        assert far < 1e-2 * plain.std(), prompts
+
+
+def drawn(pipe: Any, prompts: list[str]) -> Any:
+    """Returns the pictures of a short call as numbers between 0 and 1."""
+    generators = [torch.Generator().manual_seed(seed) for seed, _ in enumerate(prompts)]
+    call = walk.call_of(pipe, len(prompts)) | {"generator": generators}
+    prompts = [*prompts]  # which a pipeline may change
+    return pipe(prompt=prompts, num_inference_steps=3, output_type="np", **call).images
 
 
 def restore(host: PipelineHost) -> None:

@@ -478,6 +478,17 @@ class TestSequentialGuidance:
         whole = Applied("bria", {"caching": WholeSteps()}).images()
         assert far(images, whole) < 1e-3
 
+    def test_leaves_a_forecast_its_proof(self) -> None:
+        """Each layer runs twice in a step that is not forecast."""
+        forecast = {"caching": SpectralForecast(warmup=2)}
+        both = forecast | {"memory.sequential_guidance": SequentialGuidance()}
+        halved = Applied("z_image", both)
+        trace = trace_call(halved.pipe, halved.images, cuda=False)
+        for finding in halved.assembly.findings(trace).values():
+            assert finding.engaged, finding.summary
+        whole = Applied("z_image", forecast)
+        assert far(halved.images(), whole.images()) < 1e-3
+
     def test_has_nothing_to_do_where_each_branch_has_a_call(self) -> None:
         reasons = SequentialGuidance().obstacles(context_of(tiny("chroma")))
         assert any("for each branch anyway" in reason for reason in reasons)

@@ -15,7 +15,7 @@ import transformers
 from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
 
 from sdopt.errors import UsageError
-from sdopt.pipelines.catalog import parts_of, read_json, text_to_image
+from sdopt.pipelines.catalog import parts_in, parts_of, read_json, text_to_image
 from sdopt.pipelines.checks import require_model
 from sdopt.pipelines.components import require_parts
 from sdopt.pipelines.family import (
@@ -188,6 +188,24 @@ class TestWeights:
         assert {weight.dtype for weight in pipe.text_encoder_2.parameters()} == {
             torch.bfloat16
         }
+
+    @pytest.mark.parametrize(
+        ("name", "part"), [("sd3", "transformer"), ("flux2", "vae")]
+    )
+    def test_that_are_drawn_are_of_the_types_of_loaded_ones(
+        self, tiny_folder: Callable[[str], Path], name: str, part: str
+    ) -> None:
+        """Positions and statistics are buffers, which are not drawn."""
+        folder = tiny_folder(name)
+        model = Model("folder", "path", path=str(folder))
+        loaded = load_part(model, part, torch.bfloat16)
+        named = parts_in(folder)[part]
+        drawn = random_network(folder / part, *named, part, torch.bfloat16)
+        types = []
+        for network in (drawn, loaded):
+            tensors = network.state_dict().items()
+            types.append({key: tensor.dtype for key, tensor in tensors})
+        assert types[0] == types[1]
 
     @pytest.mark.parametrize("name", ["z_image", "sana"])
     def test_keep_what_is_computed_as_loading_does(

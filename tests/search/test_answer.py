@@ -42,9 +42,24 @@ def test_noise_is_other_unless_a_file_gives_it(
         SimpleNamespace(objectives=[]),
     )
     search = cast(Search, SimpleNamespace(trials=trials, config=config))
-    again, judged = _notes(search, [study, study], study)
+    again, judged = _notes(search, [study, study], study, [])
     assert said in again
     assert f"each on {noise};" in judged
+
+
+def test_figures_of_what_was_not_judged_are_qualified_where_there_are_some() -> None:
+    trials, config = (
+        SimpleNamespace(ended="", spoiled=[]),
+        SimpleNamespace(objectives=[]),
+    )
+    search = cast(Search, SimpleNamespace(trials=trials, config=config))
+    study = measured()
+    judged = replace(entry("caching=tome", "winner", 3), judged=True)
+    untried = entry("caching=spectrum", "not enough runs", 0)
+    assert len(_notes(search, [study], study, [judged, untried])) == 1
+    looked_at = entry("caching=spectrum", "not judged", 1)
+    _, also = _notes(search, [study], study, [judged, looked_at])
+    assert "not judged" in also
 
 
 def test_the_shape_that_candidates_are_ranked_by_is_named() -> None:
@@ -54,7 +69,7 @@ def test_the_shape_that_candidates_are_ranked_by_is_named() -> None:
         SimpleNamespace(objectives=[]),
     )
     search = cast(Search, SimpleNamespace(trials=trials, config=config))
-    [note] = _notes(search, [], two_shapes())
+    [note] = _notes(search, [], two_shapes(), [])
     assert "those of 64×64, batch 1, by which candidates are ranked" in note
 
 
@@ -209,7 +224,7 @@ def test_the_whole_budget_of_the_next_call_is_named() -> None:
     tome = entry("caching=tome", "not enough runs", 1)
     said = answered([tome], unjudged=390.0)
     assert said.endswith(
-        "it takes about 8 min, from its beginning: search.budget_s=480 (sdopt optimize --budget 8m)."
+        "With search.budget_s=480 (sdopt optimize --budget 8m) the same command goes on and judges them."
     )
     more = answered([tome], ["caching=tome", "caching=deepcache"], unjudged=390.0)
     assert more == f"{said} 1 of 2 options was not tried."

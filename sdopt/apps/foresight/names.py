@@ -243,12 +243,15 @@ def cards_named(text: str, sheets: Mapping[str, Sheet]) -> list[str]:
     return same
 
 
-_MODELS = re.compile(r"\b(?:rtx|gtx|rx|or|vs) ?(\d{3,4})(?!\d)")
+_MODELS = re.compile(
+    r"(?:\b(?:rtx|gtx|rx|or|and|vs) ?(\d{3,4})|(?:^|[/+&]) ?([abhltv]\d{1,3}|[1-5]0[5-9]0))(?!\d| ?mi?b)"
+)
 
 
 def _names_several(text: str) -> bool:
     """Returns whether a name tells of unlike cards, as in `RTX 3090 or 4070 Ti`; cards of one chip are no such."""
-    return len({*_MODELS.findall(text.lower())}) > 1 and not _OF_A_CHIP.search(text)
+    numbers = set(map("".join, _MODELS.findall(text.lower())))
+    return len(numbers) > 1 and not _OF_A_CHIP.search(text)
 
 
 def of_other_memory(text: str, sheets: Mapping[str, Sheet]) -> str:

@@ -122,6 +122,10 @@ def gib_of(network: Any, dtype: torch.dtype, form: str, storage: Storage) -> flo
             else 1
         )
         total += copies * weight.numel() * bits / 8
+    stored = network.state_dict().keys()
+    for name, buffer in network.named_buffers():  # such as the positions of SD 3
+        if name in stored:
+            total += buffer.numel() * size
     return total / 2**30
 
 

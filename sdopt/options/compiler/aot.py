@@ -140,6 +140,16 @@ def _compile(call: Tensors, package: Path) -> None:
         # Inductor finds the toolkit's stub of the driver, which it links, only through the variable.
         os.environ.setdefault("CUDA_HOME", CUDA_HOME)
     exported = torch.export.export(call, tuple(call.inputs), strict=False)
+    settings = {
+        name: value
+        for name, value in exported.constants.items()
+        if isinstance(value, torch.Tensor)
+    }
+    if any(map(torch.is_complex, settings.values())):
+        # Inductor gives them names of its own, by which nothing tells one from another of the same shape.
+        raise UnavailableError(
+            "AOTInductor cannot package complex constants, such as these rotary positions: choose compiler=inductor"
+        )
     with tempfile.TemporaryDirectory(dir=package.parent) as folder:
         file = Path(folder) / package.name
         torch._inductor.aoti_compile_and_package(
@@ -148,11 +158,6 @@ def _compile(call: Tensors, package: Path) -> None:
             inductor_configs={"aot_inductor.package_constants_in_so": False},
         )
         # Constants of the code itself; the pipeline has the weights.
-        settings = {
-            name: value
-            for name, value in exported.constants.items()
-            if isinstance(value, torch.Tensor)
-        }
         save_file(
             {name: value.contiguous().cpu() for name, value in settings.items()},
             file.with_suffix(".safetensors"),

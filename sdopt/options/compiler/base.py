@@ -37,6 +37,7 @@ from sdopt.pipelines.parts import (
     Pipeline,
     denoiser_name,
     denoiser_of,
+    networks_of,
     text_encoders_of,
     unwrapped,
 )
@@ -79,10 +80,14 @@ class Compiler(Optimization):
 
     @override
     def comes_after(self, pipe: Pipeline) -> Mapping[str, str]:
-        if unwrapped(denoiser_of(pipe)) is denoiser_of(pipe):
+        networks = networks_of(pipe).items()
+        wrapped = [
+            name for name, network in networks if unwrapped(network) is not network
+        ]
+        if not wrapped:
             return {}
-        # diffusers passes over a network that is no `ModelMixin`.
-        passed = "compiler: diffusers would change the LoRA in the text encoders alone, and not in the compiled denoiser"
+        # diffusers passes over a network that is no `ModelMixin`, nor a `PreTrainedModel`.
+        passed = f"compiler: diffusers would change the LoRA in the other networks alone, and not in pipe.{wrapped[0]}"
         return dict.fromkeys(
             CHANGE_A_LORA,
             f"{passed}: call sdopt.undo(pipe), change it, and apply the options again",

@@ -19,9 +19,11 @@ from sdopt.statistics.words import change_text, shortened, times_text, unit_text
 
 def answer_of(result: StudyResult, rows: Sequence[Row], best: Row | None) -> str:
     """Returns the answer of a study, from its rows, best first, and the one that is recommended."""
-    timed = any(row.speed for row in rows if not row.is_baseline)
     text = f"{_reservations(result)}{_answer(rows, best)}"
-    return f"{text}{_disturbed(result)}" if timed else text
+    candidates = [row for row in rows if not row.is_baseline]
+    if any(row.speed for row in candidates):
+        text = f"{text}{_disturbed(result)}"
+    return text
 
 
 def _answer(rows: Sequence[Row], best: Row | None) -> str:
@@ -60,12 +62,16 @@ def _is_apart(row: Row, baseline: Row | None) -> bool:
 
 def tells_less(row: Row) -> tuple[bool, bool]:
     """Returns by what a row leads an answer less than others: it was not timed, or is broken."""
-    return row.speed is None, bool(broken_because(row.variant))
+    is_untimed = row.speed is None
+    is_broken = bool(broken_because(row.variant))
+    return is_untimed, is_broken
 
 
 def is_refused(row: Row) -> bool:
     """Returns whether a variant is not to be used, whatever more runs would tell of its speed."""
-    return row.images is Images.WORSE or row.decision is Verdict.FAIL
+    if row.images is Images.WORSE:
+        return True
+    return row.decision is Verdict.FAIL
 
 
 def _nothing_better(candidates: Sequence[Row], baseline: Row | None) -> str:
@@ -122,12 +128,16 @@ def _keep_the_baseline(candidates: Sequence[Row], baseline: Row | None) -> str:
 
 def _with_reason(text: str, row: Row) -> str:
     because = _further_reason(row)
-    return f"{text}: {shortened(because)}" if because else text
+    if not because:
+        return text
+    return f"{text}: {shortened(because)}"
 
 
 def _further_reason(row: Row) -> str:
     """Returns why a variant does not pay; "" where that is its broken images, which its description names."""
-    return "" if row.because == broken_text(row.variant) else row.because
+    if row.because == broken_text(row.variant):
+        return ""
+    return row.because
 
 
 _NOT_MEASURED = "not measured"
@@ -154,8 +164,9 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
     if not command:  # as of other programs' images, and of what no command composes
         return text
     rulings = row.judgement.rulings if row.judgement else []
-    verdicts = {ruling.verdict for ruling in rulings if ruling.verdict.is_open}
-    if verdicts == {Verdict.NOT_COMPARABLE}:  # as without a calibration
+    verdicts = {ruling.verdict for ruling in rulings}
+    left_open = {verdict for verdict in verdicts if verdict.is_open}
+    if left_open == {Verdict.NOT_COMPARABLE}:  # as without a calibration
         return text
     when = " while nothing else runs here" if row.disturbance else ""
     prompts = max((ruling.prompts or 0 for ruling in rulings), default=0)
@@ -175,11 +186,12 @@ def unconfirmed(row: Row, baseline: Row | None) -> str:
 def with_key(command: str, key: str, value: object) -> str:
     """Returns a command with a value of a key, in place of the last one that it has."""
     words = command.split(" ")
-    places = [i for i, word in enumerate(words) if word.startswith(f"{key}=")]
-    if not places:
-        return f"{command} {key}={value}"
-    words[places[-1]] = f"{key}={value}"
-    return " ".join(words)
+    pair = f"{key}={value}"
+    for place in reversed(range(len(words))):
+        if words[place].startswith(f"{key}="):
+            words[place] = pair
+            return " ".join(words)
+    return f"{command} {pair}"
 
 
 def lacking_text(row: Row) -> str:
@@ -237,18 +249,22 @@ def _untimed(candidates: Sequence[Row], baseline: Row | None) -> str:
 def _so_far(row: Row, name: str) -> str:
     """Returns the speed-up of what was interrupted while it was timed, or before its images were complete."""
     speedup = row.speedup.text if row.speedup else ""
-    return f"so far {name}: {speedup}{unit_text(row.per_image)}, not judged"
+    unit = unit_text(row.per_image)
+    return f"so far {name}: {speedup}{unit}, not judged"
 
 
 def _estimate(row: Row) -> float:
     """Returns the speed-up of a variant; 0 of one without."""
-    return row.speedup.interval.estimate if row.speedup else 0.0
+    if row.speedup is None:
+        return 0.0
+    return row.speedup.interval.estimate
 
 
 def _is_begun(row: Row) -> bool:
     """Returns whether something of a variant was measured, and not all."""
-    begun = row.status is Status.PENDING and bool(row.variant.measurements)
-    return begun or row.status is Status.INTERRUPTED
+    if row.status is Status.INTERRUPTED:
+        return True
+    return row.status is Status.PENDING and bool(row.variant.measurements)
 
 
 def _untimed_images(row: Row) -> str:
@@ -287,20 +303,25 @@ def described(row: Row, baseline: Row | None, name: str = "") -> str:
     if row.at_least_slower is not None:
         text = f"{name} is at least {bound_text(row.at_least_slower)} slower"
         details = "; ".join(filter(None, [memory, images]))
-        return f"{text}, {details}" if details else text
+        if not details:
+            return text
+        return f"{text}, {details}"
     if row.speedup is not None and row.status is Status.INTERRUPTED:
         return f"{_so_far(row, name)} ({row.because})"
     if row.speedup is None or row.speed is None:
         return f"{name} was not measured ({row.because})"
     speed = _speed_text(row, baseline)
-    saves_memory = MEMORY_RATIO in map(measure_named, row.gains)
+    gained = map(measure_named, row.gains)
+    saves_memory = MEMORY_RATIO in gained
     verb = ":" if row.speed is Speed.CLOSE else " is"
     text = f"{name}{verb} {speed}"
     if row.speed is not Speed.FASTER and saves_memory:
         text = f"{name} {memory}, {speed}"
     elif memory:
         text = f"{text}, {memory}"
-    return f"{text}; {images}" if images else text
+    if not images:
+        return text
+    return f"{text}; {images}"
 
 
 def _speed_text(row: Row, baseline: Row | None) -> str:
@@ -363,11 +384,13 @@ def _from_to(row: Row, baseline: Row | None) -> str:
     if before is None or after is None or row.speedup is None:
         return ""
     interval = row.speedup.interval
-    low = interval.low or interval.estimate * (1 - _NEARLY)
-    high = interval.high or interval.estimate * (1 + _NEARLY)
+    ratio = interval.estimate
+    low = interval.low or ratio * (1 - _NEARLY)
+    high = interval.high or ratio * (1 + _NEARLY)
     of_times = before.estimate / after.estimate
-    same_way = (of_times >= 1) == (interval.estimate >= 1)
-    if not same_way or not low <= of_times <= high:
+    if not low <= of_times <= high:
+        return ""
+    if (of_times >= 1) != (ratio >= 1):
         return ""
     return f" ({times_text(before.estimate, after.estimate)})"
 
@@ -386,8 +409,9 @@ def _images_text(row: Row) -> str:
     if row.images is None:
         return ""
     text = _likeness(row, row.images)
-    nothing_known = text == f"images {Images.NOT_JUDGED}"
-    return text if nothing_known else f"{text}{_at_main_shape(row)}"
+    if text == f"images {Images.NOT_JUDGED}":
+        return text
+    return f"{text}{_at_main_shape(row)}"
 
 
 def _likeness(row: Row, images: Images) -> str:
@@ -409,5 +433,5 @@ def _unjudged_text(psnr_db: float | None, figure: str) -> str:
     """Returns how alike images are that no gate judged; without a ratio of signal to noise they are equal."""
     if psnr_db is None:
         return "images identical"
-    alike = [word for least, word in _ALIKE if psnr_db >= least]
-    return f"images {alike[0]} ({figure} dB), not judged"
+    alike = next(word for least, word in _ALIKE if psnr_db >= least)
+    return f"images {alike} ({figure} dB), not judged"

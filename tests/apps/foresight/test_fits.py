@@ -110,15 +110,25 @@ def test_plan_answers_in_one_line() -> None:
 
 
 class TestBlocks:
-    @pytest.mark.parametrize(("kind", "bits"), [("Q8_0", 8.5), ("Q4_0", 4.5)])
+    @pytest.mark.parametrize(
+        ("kind", "precision", "share"),
+        [
+            ("Q8_0", "bf16", 8.5 / 16),
+            ("Q4_0", "bf16", 4.5 / 16),
+            ("BF16", "fp32", 16 / 32),
+            ("F16", "fp32", 1.0),
+        ],
+    )
     def test_of_a_file_are_counted(
         self,
         variant_of: Tiny,
         tiny_folder: Callable[[str], Path],
         tmp_path: Path,
         kind: str,
-        bits: float,
+        precision: str,
+        share: float,
     ) -> None:
+        """As diffusers keeps them: numbers of 16 bits in bfloat16 are blocks to it, and those in float16 are not."""
         pytest.importorskip("gguf")
         transformer = tiny("flux").transformer
         packed, whole = tmp_path / "flux.gguf", tmp_path / "flux.safetensors"
@@ -127,10 +137,10 @@ class TestBlocks:
         base = f"model.base={tiny_folder('flux')}"
         weights = []
         for file in (packed, whole):
-            variant = variant_of(file, base, "precision=bf16")
+            variant = variant_of(file, base, f"precision={precision}")
             plan = blueprint(variant, variant.shapes[0])
             weights.append(plan.weights["transformer"])
-        assert weights[0] / weights[1] == pytest.approx(bits / 16, rel=0.05)
+        assert weights[0] / weights[1] == pytest.approx(share, rel=0.05)
 
     def test_of_four_bits_have_no_time(
         self,

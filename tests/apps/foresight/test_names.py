@@ -348,10 +348,18 @@ def test_a_part_of_a_card_is_not_the_card(name: str) -> None:
     assert "part of a card" in why_out_of_scope(name)
 
 
-@pytest.mark.parametrize("name", ["RTX 3090 + RTX 3060", "RTX 3090 or 4070 Ti"])
+@pytest.mark.parametrize(
+    "name",
+    ["RTX 3090 + RTX 3060", "RTX 3090 or 4070 Ti", "3090/4090", "t4/l4", "A10 & A100"],
+)
 def test_a_name_of_several_cards_is_not_the_first_of_them(name: str) -> None:
     assert cards_named(name, SHEETS) == []
     assert why_unknown(name).endswith("'plan.hardware=[t4,l4]'")
+
+
+@pytest.mark.parametrize("name", ["RTX 2070/8192MiB", "A100/80GB", "RTX 3060 / 12 GB"])
+def test_memory_beside_a_card_is_no_second_card(name: str) -> None:
+    assert cards_named(name, SHEETS)
 
 
 @pytest.mark.parametrize("name", ["m1", "Apple M2 Max", "mps", "Arc A770", "TPU v3"])

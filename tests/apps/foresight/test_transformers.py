@@ -161,6 +161,11 @@ class TestMemory:
         )
         assert sum(packed.values()) == pytest.approx(5.36, rel=0.02)
 
+    def test_weights_have_the_positions_that_files_hold_beside_them(self) -> None:
+        """The file of SD 3.5 medium on the hub has 4.94 GB, of which its positions are 0.45."""
+        medium = weights_in(ARCHITECTURES / "sd35_medium", Storage(), torch.bfloat16)
+        assert medium["transformer"] * 2**30 == pytest.approx(4.94e9, rel=0.001)
+
     def test_model_offloading_holds_an_encoder_more_where_both_branches_are_encoded(
         self,
     ) -> None:

@@ -43,6 +43,25 @@ for (const gallery of document.querySelectorAll(".gallery")) {
   }
 }
 
+// A reason that names a prompt leads to its pictures, where the page shows them.
+for (const study of document.querySelectorAll("main, article")) {
+  const prompts = [...study.querySelectorAll(".prompt")].filter((prompt) => prompt.closest("article, main") === study);
+  for (const reason of study.querySelectorAll("li, td, p.strong")) {
+    if (reason.closest("article, main") !== study) continue;
+    for (const text of [...reason.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE)) {
+      const prompt = prompts.find((one) => text.data.includes(`“${one.querySelector("h3").textContent}”`));
+      if (!prompt) continue;
+      const named = prompt.querySelector("h3").textContent;
+      prompt.id ||= `pictures-${prompts.indexOf(prompt)}-${study.id}`;
+      const link = Object.assign(document.createElement("a"), { href: `#${prompt.id}`, textContent: named });
+      link.addEventListener("click", () => { const fold = prompt.closest("details"); if (fold) fold.open = true; });
+      const after = text.splitText(text.data.indexOf(`“${named}”`) + 1);
+      after.splitText(named.length);
+      after.replaceWith(link);
+    }
+  }
+}
+
 if (navigator.clipboard) {
   for (const button of document.querySelectorAll(".copy")) {
     button.hidden = false;
