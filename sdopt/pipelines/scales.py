@@ -102,8 +102,12 @@ def scales_of(
     scales: dict[str, str] = {}
     for name in header.shapes:
         for end in _SCALE:
-            if name.endswith(end):
-                scales[f"{name.removesuffix(end)}.weight"] = name
+            if not name.endswith(end):
+                continue
+            weight = f"{name.removesuffix(end)}.weight"
+            if weight in scales:
+                return {}, [f"holds two scales of {weight}: {_WAY}"]
+            scales[weight] = name
     marked = bool(scales or formats) or any(map(_is_marker, header.shapes))
     wrong = (
         _unknown(formats) or _unread(header, scales, marked) or _unfit(header, scales)

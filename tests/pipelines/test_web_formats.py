@@ -240,6 +240,16 @@ class TestFormats:
         [problem] = problems_of(file, tiny_folder("flux"))
         assert "img_in.weight_scale of shape [4, 16]" in problem
 
+    def test_of_two_scales_of_one_weight_are_refused(
+        self, tiny_folder: Folder, tmp_path: Path
+    ) -> None:
+        """By the names of two programs; the one that came last in the file was taken."""
+        written, _ = scaled(original(tiny("flux").transformer), ".scale_weight")
+        written["img_in.weight_scale"] = 2 * written["img_in.scale_weight"]
+        file = save(written, tmp_path / "a.safetensors")
+        [problem] = problems_of(file, tiny_folder("flux"))
+        assert "holds two scales of img_in.weight" in problem
+
 
 def test_weights_of_another_program_are_named(tmp_path: Path) -> None:
     """No family is known by nunchaku's names of FLUX.1."""
