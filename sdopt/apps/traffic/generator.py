@@ -330,8 +330,10 @@ def _kind_of(file: bytes | bytearray) -> str:
 def _decoded(encoded: str, characters: int) -> bytes:
     """Returns the beginning of a file in base64, which some servers begin as a data URL; b"" if it is none."""
     _, _, encoded = encoded.rpartition("base64,")
+    # Some break lines, which would leave a part that is no multiple of 4.
+    encoded = "".join(encoded[: 2 * characters].split())[:characters]
     try:
-        return base64.b64decode(encoded[:characters] + "==")  # some leave it out
+        return base64.b64decode(encoded + "==")  # some leave it out
     except ValueError:
         return b""
 

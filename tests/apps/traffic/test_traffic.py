@@ -20,6 +20,7 @@ from aiohttp.test_utils import TestServer
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from sdopt.apps.traffic import generator
 from sdopt.apps.traffic.figures import (
     Window,
     bracketing,
@@ -241,6 +242,14 @@ class TestTheSimulatedQueue:
 
 
 class TestTheGenerator:
+    def test_size_of_an_image_in_broken_lines(self) -> None:
+        noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8)
+        file = BytesIO()
+        Image.fromarray(noise).save(file, "PNG")
+        encoded = base64.encodebytes(file.getvalue()).decode()
+        begins = generator._decoded(encoded, generator._HEADER_ENCODED)
+        assert generator._size_of(begins) == "400x300"
+
     def test_counts_from_the_scheduled_arrival(self, site: str) -> None:
         """100 ms a request and fifty a second: a clock that starts when the server is free would show 100 ms."""
         sent = generate(
